@@ -1,0 +1,43 @@
+# The two commands a newcomer needs are `make demo` and `make test`; each does all of its own set-up.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test lint unit soak bench bench-plan clean
+
+help:  ## Show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.ready  ## Make .venv with Podway and everything the tests need
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup  ## Launch a small training task on a simulated 4-host slice, and look at it
+	@bash tools/demo
+
+test: setup  ## Lint, types and every test (under 15 minutes on 2 cores)
+	@bash tools/system-packages
+	$(MAKE) lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests
+
+lint: setup  ## ruff and mypy --strict
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+soak: setup  ## The long fuzz, chaos and load runs
+	$(BIN)/python -m pytest -m soak --timeout=3600 tests
+
+bench: setup  ## CPU of the CLI beside sky and dstack, launch and exec overhead, log merging: writes docs/benchmarks.md
+	$(BIN)/python -m podway.bench.spine
+
+bench-plan: setup  ## Predicted beside published
+	$(BIN)/python -m podway.bench.plan
+
+clean:  ## Remove what the other targets made
+	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

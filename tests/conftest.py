@@ -1,0 +1,72 @@
+"""Shared by all tests: a Podway home of its own for each test that wants one, and no silent skips in CI."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+SKIPPED: list[str] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
+    report = yield
+    if report.skipped and item.get_closest_marker("e2e") and not hasattr(report, "wasxfail"):
+        SKIPPED.append(
+            f"{item.nodeid}: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
+        )
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if SKIPPED and os.environ.get("PODWAY_REQUIRE_E2E"):
+        print("\nend-to-end tests were skipped where they must run:", *SKIPPED, sep="\n  ")
+        session.exitstatus = 1
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`soak` runs only when it is asked for."""
+    if "soak" not in (config.option.markexpr or ""):
+        chosen = [item for item in items if item.get_closest_marker("soak") is None]
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+        items[:] = chosen
+
+
+@pytest.fixture
+def podway_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home of its own; whatever was started under it is dead afterwards, and a test that left something fails."""
+    home = tmp_path / "podway"
+    monkeypatch.setenv("PODWAY_HOME", str(home))
+    yield home
+    left = processes_of(home)
+    for process in left:
+        process.send_signal(signal.SIGKILL)
+    psutil.wait_procs(left, timeout=10)
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Every process that was started for this home: by its environment or its arguments."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get("PODWAY_HOME") == str(home) or str(home) in " ".join(process.cmdline())
+            if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def wait_until(condition, seconds: float = 20.0, what: str = "the condition"):  # type: ignore[no-untyped-def]
+    """Poll with a deadline; the value of the condition when it is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not come within {seconds} s")
