@@ -1,0 +1,119 @@
+"""What to do next, as pure functions of what is wanted and what is seen.
+
+`decide` looks at a cluster: its goal, its open jobs, what the provider observes. `judge` looks at one phase of a gang: the
+state of every rank. Neither touches the clock, the store or a host; the loops in `reconcile.py` and `gang.py` act on what they
+answer and then look again.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from podway.control.records import ACTIVE, Cluster, ClusterState, Exit, Job
+from podway.providers import Observation
+
+Verb = Literal[
+    "submit",  # ask the provider to create (or finish creating) it
+    "start",  # start stopped hosts
+    "stop",  # stop the hosts
+    "destroy",  # delete everything
+    "mark",  # only the row is behind: write `state`
+    "cancel-jobs",  # end what runs before the hosts go
+    "begin-jobs",  # drive the jobs listed
+    "autostop",  # idle for long enough: change the goal
+    "wait",
+]
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """One verb, with what it needs."""
+
+    verb: Verb
+    state: ClusterState | None = None
+    jobs: tuple[int, ...] = ()
+    reason: str = ""
+    wait_s: float = 1.0
+
+
+def decide(cluster: Cluster, jobs: list[Job], seen: Observation, now: float) -> Action:
+    """The next action for a cluster; `jobs` are those not yet ended, oldest first."""
+    if cluster.goal == "up":
+        return _towards_up(cluster, jobs, seen, now)
+    if jobs:
+        why = "the cluster is being taken down" if cluster.goal == "gone" else "the cluster is being stopped"
+        return Action(verb="cancel-jobs", jobs=tuple(job.number for job in jobs), reason=why)
+    if seen.condition == "absent":
+        return Action(verb="mark", state=ClusterState.GONE, reason=cluster.reason)
+    if cluster.goal == "gone":
+        return Action(verb="destroy")
+    if seen.condition == "stopped":
+        done = cluster.state is ClusterState.STOPPED
+        return Action(verb="wait", wait_s=30) if done else Action(verb="mark", state=ClusterState.STOPPED)
+    return Action(verb="stop")
+
+
+def _towards_up(cluster: Cluster, jobs: list[Job], seen: Observation, now: float) -> Action:
+    match seen.condition:
+        case "ready":
+            if cluster.state is not ClusterState.UP or cluster.hosts != seen.hosts:
+                return Action(verb="mark", state=ClusterState.UP)
+            return _when_up(cluster, jobs, now)
+        case "stopped":
+            return Action(verb="start")
+        case "failed" | "preempted":
+            return Action(verb="destroy", reason=seen.reason or seen.condition)
+        case "absent" | "deleting" if cluster.state is ClusterState.UP:
+            why = "its hosts disappeared"
+            if jobs:
+                return Action(verb="cancel-jobs", jobs=tuple(job.number for job in jobs), reason=why)
+            return Action(verb="mark", state=ClusterState.GONE, reason=why)
+        case "absent" | "creating" | "deleting":
+            return Action(verb="submit")
+        case _:
+            return Action(verb="wait")
+
+
+def _when_up(cluster: Cluster, jobs: list[Job], now: float) -> Action:
+    # The chips belong to one exclusive job at a time, first come first served. Jobs beside the queue run at once.
+    queue = [job for job in jobs if job.exclusive]
+    active = [job for job in queue if job.state in ACTIVE]
+    head = (active or queue)[:1]
+    wanted_gone = [job for job in queue if job.cancel]
+    begin = {job.number for job in [*head, *wanted_gone, *(job for job in jobs if not job.exclusive)]}
+    if begin:
+        return Action(verb="begin-jobs", jobs=tuple(sorted(begin)))
+    rest = cluster.autostop
+    if rest is not None and not jobs:
+        idle = now - max(cluster.active_at, cluster.up_since or 0.0)
+        if idle >= rest.idle_minutes * 60:
+            return Action(verb="autostop", reason=f"idle for {rest.idle_minutes:g} min")
+        return Action(verb="wait", wait_s=min(30.0, rest.idle_minutes * 60 - idle + 0.05))
+    return Action(verb="wait", wait_s=30)
+
+
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part of a phase, as its host's agent reports it."""
+
+    rank: int
+    state: Literal["absent", "running", "exited", "lost"]
+    pid: int | None = None
+    exit: Exit | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a phase has come to: go on waiting, all well, or failed at `first`."""
+
+    outcome: Literal["wait", "ok", "failed"]
+    first: Exit | None = None
+
+
+def judge(ranks: list[RankStatus]) -> Verdict:
+    """One failure fails the gang. Of several, the one that ended by itself is named before those that were killed."""
+    failures = [rank.exit for rank in ranks if rank.exit is not None and not rank.exit.ok]
+    if failures:
+        # A rank that exits with a code is a cause; a signal or a loss is more often a consequence.
+        failures.sort(key=lambda end: (end.code is None, end.lost, end.rank))
+        return Verdict(outcome="failed", first=failures[0])
+    if all(rank.exit is not None for rank in ranks):
+        return Verdict(outcome="ok")
+    return Verdict(outcome="wait")

@@ -1,0 +1,342 @@
+"""One job on all hosts of a cluster: a gang.
+
+1. every host's agent is reached (started if it is not there), and the job's files are brought to all of them;
+2. setup starts on every host, then run on every host. `start` is idempotent by (job, phase), so a server that was killed
+   simply does the step again;
+3. the first failure, a cancel, or the time limit ends all ranks: SIGTERM, the grace, SIGKILL, until every agent says that
+   nothing of the job is left and the chips are free;
+4. each rank's output is copied to the archive, and only then is the job written as ended, so that an ended job's log is whole.
+
+Whatever happens, the row says where the job is: SETTING_UP and RUNNING are resumed by the next server, CANCELLING is finished.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from podway import crash
+from podway.control.archive import Archive
+from podway.control.decide import RankStatus, judge
+from podway.control.fleet import Fleet, HostSession
+from podway.control.records import Cluster, Event, Exit, Job, JobState
+from podway.control.secret_box import SecretBox
+from podway.control.store import Stale, Store
+from podway.errors import ProviderError, UserError
+from podway.hosts.blobs import BlobStore
+from podway.hosts.sync import sync
+from podway.hosts.tree import Manifest
+from podway.launch import WORKDIR, Launch
+
+GRACE_S = 10.0  # between SIGTERM and SIGKILL, unless the task says otherwise
+LOST_AFTER_S = 60.0  # an agent that cannot be reached for so long has lost its rank
+
+
+class Cancelled(Exception):
+    """The job was cancelled, or ran out of its time."""
+
+
+class Gang:
+    """Drives one job to its end. `run` returns when the job has ended or is no longer ours to drive."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        fleet: Fleet,
+        blobs: BlobStore,
+        box: SecretBox,
+        archive: Archive,
+        owner: str,
+        cluster: Cluster,
+    ) -> None:
+        self.store = store
+        self.fleet = fleet
+        self.blobs = blobs
+        self.box = box
+        self.archive = archive
+        self.owner = owner
+        self.cluster = cluster
+        self.changed = asyncio.Event()  # set when someone wrote to the job's row
+        self.job: Job
+
+    async def run(self, number: int) -> None:
+        """From wherever the row says, to the end."""
+        job = await asyncio.to_thread(self.store.job, self.cluster.id, number)
+        if job is None or job.done:
+            return
+        self.job = job
+        try:
+            await self._drive()
+        except Cancelled as why:
+            await self._end(JobState.CANCELLED, str(why))
+        except Stale:
+            return  # another server drives it now
+        except UserError as error:
+            await self._end(JobState.FAILED_DRIVER, str(error))
+        except ProviderError as error:
+            await self._end(JobState.FAILED_DRIVER, f"a host could not be reached: {error}")
+
+    async def _drive(self) -> None:
+        if self.job.state is JobState.PENDING:
+            await self._refuse_if_cancelled()
+            await self._save("is being set up", state=JobState.SETTING_UP, started=time.time())
+            crash.point("job.begun")
+        if self.job.state is JobState.SETTING_UP:
+            await self._refuse_if_cancelled()
+            await self.fleet.reach()
+            await self._sync()
+            if self.job.run_setup and self._launch().script("setup").strip():
+                failed = await self._phase("setup")
+                if failed is not None:
+                    await self._end(JobState.FAILED_SETUP, self._blame("setup", failed), failed)
+                    return
+            crash.point("job.before-run")
+            await self._save("is running", state=JobState.RUNNING)
+        if self.job.state is JobState.RUNNING:
+            failed = await self._phase("run") if self._launch().script("run").strip() else None
+            if failed is None:
+                await self._end(JobState.SUCCEEDED, "")
+            else:
+                await self._end(JobState.FAILED, self._blame("run", failed), failed)
+        elif self.job.state is JobState.CANCELLING:
+            raise Cancelled(self.job.reason)
+
+    # steps
+
+    async def _sync(self) -> None:
+        crash.point("job.before-sync")
+        if self.job.files:
+            total = sum(tree.size for tree in self.job.files)
+            await self._note(f"Syncing {_files(self.job)} ({_bytes(total)}) to {len(self.fleet.hosts)} host(s)")
+            links = [session.link for session in self.fleet.sessions]
+            for tree in self.job.files:
+                manifest = Manifest.decode(await asyncio.to_thread(self.blobs.read, tree.manifest))
+                await sync(links, manifest, tree.target, self.blobs)
+        crash.point("job.after-sync")
+
+    async def _phase(self, phase: str) -> Exit | None:
+        """Start a phase everywhere and see it through; the exit to blame, or None when all is well."""
+        launch = self._launch()
+        secrets = self.box.open(self.job.secret_box)
+
+        async def start(session: HostSession) -> int | None:
+            host = session.host
+            reply = await session.call(
+                "start",
+                job=self.job.key,
+                phase=phase,
+                script=launch.script(phase),
+                env=launch.env_for(host, phase),
+                secrets=secrets,
+                cwd=self.job.task.working_dir or WORKDIR,
+                interpreter=[self.job.task.shell],
+            )
+            pid = reply.get("pid")
+            return int(pid) if pid else None
+
+        head, *rest = self.fleet.sessions
+        first = await start(head)
+        crash.point("job.phase-half-started")
+        pids = [first, *await asyncio.gather(*(start(session) for session in rest))]
+        known = {**self.job.pids, phase: [pid or 0 for pid in pids]}
+        await self._save(f"started {phase} on {len(pids)} host(s)", pids=known)
+        crash.point("job.phase-started")
+        return await self._watch(phase)
+
+    async def _watch(self, phase: str) -> Exit | None:
+        limit = self.job.task.max_duration_s if phase == "run" else None
+        deadline = (self.job.started or time.time()) + limit if limit else None
+        latest: dict[int, RankStatus] = {}
+        waits = {
+            rank: asyncio.create_task(self._status(session, phase)) for rank, session in enumerate(self.fleet.sessions)
+        }
+        wake = asyncio.create_task(self.changed.wait())
+        try:
+            while True:
+                timeout = 2.0 if deadline is None else max(0.05, min(2.0, deadline - time.time()))
+                done, _ = await asyncio.wait(
+                    [*waits.values(), wake], timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                for rank, asked in list(waits.items()):
+                    if asked in done:
+                        latest[rank] = asked.result()
+                        del waits[rank]
+                        if latest[rank].exit is None:
+                            waits[rank] = asyncio.create_task(self._status(self.fleet.sessions[rank], phase))
+                if wake in done:
+                    self.changed.clear()
+                    wake = asyncio.create_task(self.changed.wait())
+                await self._refuse_if_cancelled()
+                if deadline is not None and time.time() >= deadline:
+                    raise Cancelled(f"max_duration of {limit} s is over")
+                running = [RankStatus(rank=rank, state="running") for rank in waits if rank not in latest]
+                verdict = judge([*latest.values(), *running])
+                if verdict.outcome == "failed" or (verdict.outcome == "ok" and not waits):
+                    exits = tuple(status.exit for status in latest.values() if status.exit)
+                    self.job = msgspec.structs.replace(self.job, exits=exits)
+                    return verdict.first
+        finally:
+            for pending in (*waits.values(), wake):
+                pending.cancel()
+
+    async def _status(self, session: HostSession, phase: str) -> RankStatus:
+        """Wait (on the host) for a rank's phase to end, at most a few seconds; a host lost for long is an exit too."""
+        try:
+            reply = await session.call("status", job=self.job.key, phase=phase, wait=5.0, patience=LOST_AFTER_S)
+        except ProviderError:
+            lost = Exit(rank=session.host.rank, lost=True)
+            return RankStatus(rank=session.host.rank, state="lost", exit=lost)
+        state = reply["state"]
+        if state in ("exited", "lost"):
+            return RankStatus(
+                rank=session.host.rank, state=state, pid=reply.get("pid"), exit=_exit(session.host.rank, reply)
+            )
+        return RankStatus(rank=session.host.rank, state=state, pid=reply.get("pid"))
+
+    async def _end(self, state: JobState, reason: str, blamed: Exit | None = None) -> None:
+        """Stop what is left, keep the output, and only then write the end."""
+        if state is JobState.CANCELLED and self.job.state is not JobState.CANCELLING:
+            await self._save(reason or "is being cancelled", state=JobState.CANCELLING, reason=reason)
+        if self.job.pids or self.job.state is JobState.CANCELLING:
+            await self._stop_all()
+        crash.point("job.ended")
+        exits = await self._final_exits()
+        tail = ""
+        if self.job.pids:
+            await self.archive.keep(self.cluster, self.job, self.fleet)
+            if blamed is not None:
+                tail = await asyncio.to_thread(self.archive.tail, self.job, blamed.rank)
+        crash.point("job.before-save")
+        await self._save(
+            reason or "has ended",
+            state=state,
+            reason=reason,
+            ended=time.time(),
+            exits=exits,
+            secret_box=b"",
+            detail={"tail": tail} if tail else {},
+        )
+
+    async def _stop_all(self) -> None:
+        grace = self.job.task.stop_duration_s
+        grace_s = GRACE_S if grace is None else float(grace)
+
+        async def stop(session: HostSession) -> None:
+            while True:
+                try:
+                    reply = await session.call(
+                        "cancel", job=self.job.key, grace=grace_s, wait=5.0, patience=LOST_AFTER_S
+                    )
+                except ProviderError:
+                    return  # nothing answers there; the provider's destroy is what ends it
+                if reply.get("gone"):
+                    return
+
+        stops = [asyncio.create_task(stop(session)) for session in self.fleet.sessions]
+        await asyncio.sleep(0)
+        crash.point("job.cancel-sent")
+        await asyncio.gather(*stops)
+
+    async def _final_exits(self) -> tuple[Exit, ...]:
+        """How every rank ended, the stopped ones included."""
+        phases = [phase for phase in ("run", "setup") if phase in self.job.pids]
+        if not phases:
+            return self.job.exits
+        known = {end.rank: end for end in self.job.exits}
+
+        async def ask(session: HostSession) -> Exit:
+            rank = session.host.rank
+            if rank in known:
+                return known[rank]
+            try:
+                reply = await session.call("status", job=self.job.key, phase=phases[0], wait=0.0, patience=2.0)
+            except ProviderError:
+                return Exit(rank=rank, lost=True)
+            return _exit(rank, reply)
+
+        return tuple(await asyncio.gather(*(ask(session) for session in self.fleet.sessions)))
+
+    # the row
+
+    async def _refuse_if_cancelled(self) -> None:
+        fresh = await asyncio.to_thread(self.store.job, self.cluster.id, self.job.number)
+        if fresh is None:
+            raise Stale("the job is gone")
+        if fresh.version != self.job.version:
+            # Only the cancel wish is written by others; everything else in the row is ours.
+            self.job = msgspec.structs.replace(
+                self.job, version=fresh.version, cancel=fresh.cancel, reason=fresh.reason
+            )
+        if fresh.cancel:
+            raise Cancelled(fresh.reason or "cancelled")
+
+    async def _save(self, text: str, *, detail: dict[str, Any] | None = None, **changes: Any) -> None:
+        """Write the job with these changes, over a cancel wish that came in between."""
+        for _ in range(20):
+            new = msgspec.structs.replace(self.job, **changes)
+            event = self._event(text, new, detail or {})
+            try:
+                self.job = await asyncio.to_thread(self.store.save_job, new, owner=self.owner, events=(event,))
+                return
+            except Stale:
+                fresh = await asyncio.to_thread(self.store.job, self.cluster.id, self.job.number)
+                if fresh is None or fresh.done or fresh.version == self.job.version:
+                    raise
+                reason = {} if "reason" in changes else {"reason": fresh.reason}
+                self.job = msgspec.structs.replace(self.job, version=fresh.version, cancel=fresh.cancel, **reason)
+        raise Stale("the job's row keeps changing")
+
+    def _event(self, text: str, job: Job, detail: dict[str, Any]) -> Event:
+        label = {"state": job.state.value, **detail}
+        return Event(time=time.time(), cluster_id=job.cluster_id, job=job.number, kind="state", text=text, detail=label)
+
+    async def _note(self, text: str) -> None:
+        event = Event(time=time.time(), cluster_id=self.cluster.id, job=self.job.number, kind="progress", text=text)
+        await asyncio.to_thread(self.store.add_event, event)
+
+    def _launch(self) -> Launch:
+        return Launch(
+            job=self.job.key,
+            number=self.job.number,
+            cluster=self.cluster.name,
+            task=self.job.task,
+            order=self.cluster.order,
+            hosts=self.fleet.hosts,
+            simulated=self.fleet.provider.simulated,
+            user=self.job.user,
+            submitted=self.job.submitted,
+            cache_dir=self.fleet.cache_dir,
+        )
+
+    def _blame(self, phase: str, end: Exit) -> str:
+        host = self.fleet.hosts[end.rank]
+        who = "head" if end.rank == 0 else f"worker{end.rank}"
+        return f"{phase} on {who} (rank {end.rank}, {host.address}) {end}"
+
+
+def _exit(rank: int, reply: dict[str, Any]) -> Exit:
+    return Exit(
+        rank=rank,
+        code=reply.get("code"),
+        signal=reply.get("signal"),
+        lost=reply["state"] == "lost",
+        pid=reply.get("pid"),
+        cpu_s=float(reply.get("cpu_s") or 0.0),
+        max_rss=int(reply.get("max_rss") or 0),
+    )
+
+
+def _files(job: Job) -> str:
+    kinds = [tree.target for tree in job.files]
+    return ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
+
+
+def _bytes(size: int) -> str:
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return ""

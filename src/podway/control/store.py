@@ -1,0 +1,336 @@
+"""What Podway knows, kept in SQLite (WAL) or PostgreSQL.
+
+Every change of a cluster or job is a guarded write: `UPDATE ... WHERE version = the one that was read`, and for the things
+only a cluster's controller may change, `AND owner = me`. A write that finds its row changed raises `Stale`; the caller reads
+again and decides again. So two servers on one database never act twice, and a server that was asleep too long finds out
+before it does harm. Methods are synchronous and short; async callers go through a thread.
+"""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+
+from podway.control.records import Cluster, ClusterState, Event, Job
+from podway.control.tables import SCHEMA, clusters, events, info, jobs, meta, tokens
+from podway.errors import UserError
+
+EVENTS_KEPT = 2000  # for each cluster; older ones are dropped as new ones come
+
+
+class Stale(Exception):
+    """The row changed since it was read, or is no longer ours."""
+
+
+def open_store(url: str) -> "Store":
+    """A store at a database URL (`sqlite:///path` or `postgresql://...`), its tables made when they are not there."""
+    if url.startswith("postgresql://"):
+        url = url.replace("postgresql://", "postgresql+psycopg://", 1)
+    try:
+        engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+    except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
+        raise UserError(
+            f"cannot open the database {_safe(url)}: {error}", "give a sqlite:/// or postgresql:// URL"
+        ) from None
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _tune_sqlite)
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    try:
+        _prepare(engine)
+    except sa.exc.OperationalError as error:
+        reason = str(error.orig).splitlines()[0]
+        raise UserError(
+            f"cannot open the database {_safe(url)}: {reason}", "check the URL and that the database runs"
+        ) from None
+    return Store(engine)
+
+
+def _safe(url: str) -> str:
+    return sa.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else url
+
+
+def _tune_sqlite(connection: object, _record: object) -> None:
+    # The driver must not open transactions by itself: we send BEGIN IMMEDIATE, so that a writer waits instead of failing.
+    connection.isolation_level = None  # type: ignore[attr-defined]
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=15000", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _prepare(engine: sa.Engine) -> None:
+    with engine.begin() as db:
+        if engine.dialect.name == "postgresql":
+            db.execute(sa.text("SELECT pg_advisory_xact_lock(7236)"))  # two servers starting at once make tables once
+        meta.create_all(db)
+        found = db.execute(sa.select(info.c.value).where(info.c.key == "schema")).scalar()
+        if found is None:
+            db.execute(sa.insert(info).values(key="schema", value=str(SCHEMA)))
+        elif int(found) > SCHEMA:
+            raise UserError(f"the database is of a newer Podway (schema {found})", "update Podway on this machine")
+
+
+class Store:
+    """All reads and guarded writes."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self.engine = engine
+        self.written: Callable[[str], None] = lambda cluster_id: None  # told of every write, after it is durable
+
+    # clusters
+
+    def add_cluster(self, cluster: Cluster) -> None:
+        """A new row; the name must not be taken by a live one."""
+        try:
+            with self.engine.begin() as db:
+                db.execute(
+                    sa.insert(clusters).values(
+                        id=cluster.id,
+                        name=cluster.name,
+                        live_name=cluster.name,
+                        state=cluster.state,
+                        created=cluster.created,
+                        version=0,
+                        lease_until=0.0,
+                        next_job=1,
+                        body=msgspec.json.encode(cluster),
+                    )
+                )
+        except sa.exc.IntegrityError:
+            raise Stale(f"cluster {cluster.name} exists") from None
+
+    def cluster(self, cluster_id: str) -> Cluster | None:
+        """By id, alive or gone."""
+        with self.engine.connect() as db:
+            row = db.execute(sa.select(clusters).where(clusters.c.id == cluster_id)).first()
+        return None if row is None else _cluster(row)
+
+    def find(self, name: str, *, gone: bool = False) -> Cluster | None:
+        """The live cluster of that name, or with `gone` the latest that ever had it."""
+        query = sa.select(clusters).where(clusters.c.live_name == name)
+        if gone:
+            query = sa.select(clusters).where(clusters.c.name == name).order_by(clusters.c.created.desc()).limit(1)
+        with self.engine.connect() as db:
+            row = db.execute(query).first()
+        return None if row is None else _cluster(row)
+
+    def live_clusters(self) -> list[Cluster]:
+        """Every cluster that is not gone, oldest first."""
+        query = sa.select(clusters).where(clusters.c.live_name.is_not(None)).order_by(clusters.c.created)
+        with self.engine.connect() as db:
+            return [_cluster(row) for row in db.execute(query)]
+
+    def past_clusters(self, since: float, limit: int = 1000) -> list[Cluster]:
+        """Gone clusters that were created after `since`, latest first."""
+        query = (
+            sa.select(clusters)
+            .where(clusters.c.live_name.is_(None), clusters.c.created >= since)
+            .order_by(clusters.c.created.desc())
+            .limit(limit)
+        )
+        with self.engine.connect() as db:
+            return [_cluster(row) for row in db.execute(query)]
+
+    def save_cluster(self, cluster: Cluster, *, owner: str | None = None, events: tuple[Event, ...] = ()) -> Cluster:
+        """Write the new value over the version it was made from; its events land in the same transaction."""
+        new = msgspec.structs.replace(cluster, version=cluster.version + 1)
+        guard = [clusters.c.id == cluster.id, clusters.c.version == cluster.version]
+        if owner is not None:
+            guard.append(clusters.c.owner == owner)
+        values = {
+            "state": new.state,
+            "version": new.version,
+            "live_name": new.name if new.state is not ClusterState.GONE else None,
+            "body": msgspec.json.encode(new),
+        }
+        with self.engine.begin() as db:
+            if db.execute(sa.update(clusters).where(*guard).values(**values)).rowcount != 1:
+                raise Stale(f"cluster {cluster.name} changed")
+            _add_events(db, events)
+        self.written(cluster.id)
+        return new
+
+    def claim(self, cluster_id: str, owner: str, until: float, dead: tuple[str, ...] = ()) -> bool:
+        """Take or keep the lease on a cluster; also from owners known to be dead, without waiting them out."""
+        free = sa.or_(
+            clusters.c.owner.is_(None),
+            clusters.c.owner == owner,
+            clusters.c.lease_until < time.time(),
+            clusters.c.owner.in_(dead),
+        )
+        query = sa.update(clusters).where(clusters.c.id == cluster_id, free).values(owner=owner, lease_until=until)
+        with self.engine.begin() as db:
+            return bool(db.execute(query).rowcount == 1)
+
+    def leases(self) -> list[tuple[str, str | None, float]]:
+        """(cluster id, owner, until) of every live cluster."""
+        query = sa.select(clusters.c.id, clusters.c.owner, clusters.c.lease_until).where(
+            clusters.c.live_name.is_not(None)
+        )
+        with self.engine.connect() as db:
+            return [(row[0], row[1], row[2]) for row in db.execute(query)]
+
+    def pulse(self) -> dict[str, tuple[int, int, int]]:
+        """A mark for each live cluster that changes whenever it or one of its open jobs was written."""
+        versions = sa.select(clusters.c.id, clusters.c.version, clusters.c.next_job).where(
+            clusters.c.live_name.is_not(None)
+        )
+        work = sa.select(jobs.c.cluster_id, sa.func.sum(jobs.c.version)).where(jobs.c.open).group_by(jobs.c.cluster_id)
+        with self.engine.connect() as db:
+            moved = {row[0]: int(row[1] or 0) for row in db.execute(work)}
+            return {row[0]: (row[1], row[2], moved.get(row[0], -1)) for row in db.execute(versions)}
+
+    # jobs
+
+    def add_job(self, job: Job, *, event: Event | None = None) -> Job:
+        """Give the job its number on its cluster and write it, in one transaction; refuses a cluster that is going."""
+        with self.engine.begin() as db:
+            bump = (
+                sa.update(clusters)
+                .where(clusters.c.id == job.cluster_id, clusters.c.live_name.is_not(None))
+                .values(next_job=clusters.c.next_job + 1)
+            )
+            if db.execute(bump).rowcount != 1:
+                raise Stale("the cluster is gone")
+            number = db.execute(sa.select(clusters.c.next_job).where(clusters.c.id == job.cluster_id)).scalar_one() - 1
+            job = msgspec.structs.replace(job, number=number)
+            db.execute(
+                sa.insert(jobs).values(
+                    cluster_id=job.cluster_id,
+                    number=number,
+                    state=job.state,
+                    open=True,
+                    version=0,
+                    body=msgspec.json.encode(job),
+                )
+            )
+            if event is not None:
+                _add_events(db, (msgspec.structs.replace(event, job=number),))
+        self.written(job.cluster_id)
+        return job
+
+    def job(self, cluster_id: str, number: int) -> Job | None:
+        """One job."""
+        query = sa.select(jobs).where(jobs.c.cluster_id == cluster_id, jobs.c.number == number)
+        with self.engine.connect() as db:
+            row = db.execute(query).first()
+        return None if row is None else _job(row)
+
+    def jobs(self, cluster_id: str, *, open_only: bool = False, limit: int = 1000) -> list[Job]:
+        """A cluster's jobs, oldest first; at most the latest `limit`."""
+        query = sa.select(jobs).where(jobs.c.cluster_id == cluster_id)
+        if open_only:
+            query = query.where(jobs.c.open)
+        query = query.order_by(jobs.c.number.desc()).limit(limit)
+        with self.engine.connect() as db:
+            return [_job(row) for row in db.execute(query)][::-1]
+
+    def open_job_counts(self) -> dict[str, int]:
+        """How many jobs of each cluster have not ended."""
+        query = sa.select(jobs.c.cluster_id, sa.func.count()).where(jobs.c.open).group_by(jobs.c.cluster_id)
+        with self.engine.connect() as db:
+            return {row[0]: int(row[1]) for row in db.execute(query)}
+
+    def save_job(self, job: Job, *, owner: str | None = None, events: tuple[Event, ...] = ()) -> Job:
+        """Guarded like `save_cluster`; the owner is the cluster's."""
+        new = msgspec.structs.replace(job, version=job.version + 1)
+        guard = [
+            jobs.c.cluster_id == job.cluster_id,
+            jobs.c.number == job.number,
+            jobs.c.version == job.version,
+        ]
+        if owner is not None:
+            mine = sa.select(clusters.c.id).where(clusters.c.id == job.cluster_id, clusters.c.owner == owner)
+            guard.append(sa.exists(mine))
+        values = {
+            "state": new.state,
+            "open": not new.done,
+            "version": new.version,
+            "body": msgspec.json.encode(new),
+        }
+        with self.engine.begin() as db:
+            if db.execute(sa.update(jobs).where(*guard).values(**values)).rowcount != 1:
+                raise Stale(f"job {job.number} changed")
+            _add_events(db, events)
+        self.written(job.cluster_id)
+        return new
+
+    # events
+
+    def add_event(self, event: Event) -> None:
+        """Append to the history."""
+        with self.engine.begin() as db:
+            _add_events(db, (event,))
+        self.written(event.cluster_id)
+
+    def events(self, cluster_id: str, after: int = 0, limit: int = 500) -> list[Event]:
+        """Events with an id above `after`, oldest first."""
+        query = (
+            sa.select(events)
+            .where(events.c.cluster_id == cluster_id, events.c.id > after)
+            .order_by(events.c.id)
+            .limit(limit)
+        )
+        with self.engine.connect() as db:
+            rows = db.execute(query).all()
+        return [msgspec.structs.replace(msgspec.json.decode(row.body, type=Event), id=row.id) for row in rows]
+
+    # people
+
+    def add_token(self, user: str, *, admin: bool = False) -> str:
+        """A new token for a person; only its digest is kept."""
+        token = "pw_" + secrets.token_urlsafe(32)
+        with self.engine.begin() as db:
+            db.execute(sa.insert(tokens).values(digest=_digest(token), user=user, created=time.time(), admin=admin))
+        return token
+
+    def user_of(self, token: str) -> tuple[str, bool] | None:
+        """(user, admin) of a token, or None."""
+        with self.engine.connect() as db:
+            row = db.execute(sa.select(tokens.c.user, tokens.c.admin).where(tokens.c.digest == _digest(token))).first()
+        return None if row is None else (row[0], bool(row[1]))
+
+    def revoke(self, user: str) -> int:
+        """Forget every token of a person."""
+        with self.engine.begin() as db:
+            return int(db.execute(sa.delete(tokens).where(tokens.c.user == user)).rowcount)
+
+    def users(self) -> list[tuple[str, bool, float]]:
+        """(user, admin, created) of every token."""
+        with self.engine.connect() as db:
+            return [
+                (row.user, bool(row.admin), row.created)
+                for row in db.execute(sa.select(tokens).order_by(tokens.c.created))
+            ]
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a SQLite file."""
+    return f"sqlite:///{path}"
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _cluster(row: sa.Row[tuple[object, ...]]) -> Cluster:
+    return msgspec.structs.replace(msgspec.json.decode(row.body, type=Cluster), version=row.version)
+
+
+def _job(row: sa.Row[tuple[object, ...]]) -> Job:
+    return msgspec.structs.replace(msgspec.json.decode(row.body, type=Job), version=row.version)
+
+
+def _add_events(db: sa.Connection, new: tuple[Event, ...]) -> None:
+    for event in new:
+        key = db.execute(
+            sa.insert(events).values(cluster_id=event.cluster_id, body=msgspec.json.encode(event))
+        ).inserted_primary_key[0]  # type: ignore[index]
+        if key % 500 == 0:
+            db.execute(
+                sa.delete(events).where(events.c.cluster_id == event.cluster_id, events.c.id < key - EVENTS_KEPT)
+            )

@@ -1,0 +1,57 @@
+"""The tables, in SQLAlchemy Core so that SQLite and PostgreSQL run the same statements.
+
+A cluster's and a job's changing parts are columns where they are searched or guarded, and one JSON `body` otherwise.
+`live_name` is unique and NULL once a cluster is gone: a name is taken exactly as long as something of it lives.
+"""
+
+import sqlalchemy as sa
+
+SCHEMA = 1
+meta = sa.MetaData()
+
+info = sa.Table("podway_info", meta, sa.Column("key", sa.String, primary_key=True), sa.Column("value", sa.String))
+
+clusters = sa.Table(
+    "clusters",
+    meta,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("name", sa.String, nullable=False, index=True),
+    sa.Column("live_name", sa.String, unique=True),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("created", sa.Float, nullable=False, index=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("owner", sa.String),
+    sa.Column("lease_until", sa.Float, nullable=False, default=0.0),
+    sa.Column("next_job", sa.Integer, nullable=False, default=1),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+jobs = sa.Table(
+    "jobs",
+    meta,
+    sa.Column("cluster_id", sa.String, sa.ForeignKey("clusters.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("open", sa.Boolean, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("jobs_open", "cluster_id", "open"),
+)
+
+events = sa.Table(
+    "events",
+    meta,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("cluster_id", sa.String, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("events_cluster", "cluster_id", "id"),
+)
+
+tokens = sa.Table(
+    "tokens",
+    meta,
+    sa.Column("digest", sa.String, primary_key=True),
+    sa.Column("user", sa.String, nullable=False),
+    sa.Column("created", sa.Float, nullable=False),
+    sa.Column("admin", sa.Boolean, nullable=False, default=False),
+)

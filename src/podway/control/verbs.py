@@ -1,0 +1,355 @@
+"""What a person can ask for. Each verb checks, writes the wish into the store, and wakes the cluster's controller.
+
+Nothing here waits for a host or a cloud: the row is written before anything is done, so that whatever happens next, what was
+begun is known. The controllers in `reconcile.py` do the doing.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from podway import crash
+from podway.catalog.slices import find_slice
+from podway.control.records import ENDED, Cluster, ClusterState, Event, Job, JobState
+from podway.control.secret_box import SecretBox
+from podway.control.store import Stale, Store
+from podway.errors import UserError
+from podway.hosts.manifest import FileTree
+from podway.launch import Order
+from podway.providers import Offer, Provider, Request
+from podway.task.task import Autostop, Resources, Task, without_secrets
+
+NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$")
+
+
+class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task to run on a cluster that is made if it is not there."""
+
+    task: Task
+    cluster: str | None = None
+    provider: str | None = None  # overrides the task's own placement
+    files: tuple[FileTree, ...] = ()
+    setup: bool = True
+    autostop: Autostop | None = None
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True):
+    """Which cluster and job came of it."""
+
+    cluster: str
+    cluster_id: str
+    job: int | None
+    created: bool
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launch would do: the offers considered, the order chosen, and the request that would be sent."""
+
+    cluster: str
+    offers: tuple[Offer, ...]
+    order: Order
+    request: Request
+    exists: bool
+
+
+class Control:
+    """The verbs over one store."""
+
+    def __init__(
+        self, *, store: Store, box: SecretBox, provider: Callable[[str], Provider], wake: Callable[[str], None]
+    ) -> None:
+        self.store = store
+        self.box = box
+        self.provider = provider
+        self.wake = wake
+
+    # launching
+
+    def preview(self, request: LaunchRequest, user: str) -> Preview:
+        """The plan and the exact request, without doing anything."""
+        name = self._name(request.cluster, user)
+        offers, order = self._choose(request)
+        rendered = self.provider(order.provider).render(name, order)
+        known = self.store.find(name)
+        return Preview(cluster=name, offers=offers, order=order, request=rendered, exists=known is not None)
+
+    def launch(self, request: LaunchRequest, user: str) -> Launched:
+        """Make the cluster (or take the one of that name), and queue the task on it."""
+        name = self._name(request.cluster, user)
+        cluster = self.store.find(name)
+        created = cluster is None
+        if cluster is None:
+            cluster = self._create(name, request, user)
+        else:
+            _check_fit(cluster, request.task)
+            cluster = self._bring_up(cluster)
+        autostop = request.autostop or request.task.autostop
+        if autostop is not None and autostop != cluster.autostop:
+            cluster = self._change(cluster, "autostop set", autostop=autostop)
+        crash.point("launch.cluster-row")
+        job = self._queue(cluster, request.task, request.files, user, setup=request.setup)
+        crash.point("launch.job-row")
+        self.wake(cluster.id)
+        return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=created)
+
+    def execute(self, name: str, task: Task, files: tuple[FileTree, ...], user: str) -> Launched:
+        """Queue a task on a cluster that is up: no setup."""
+        cluster = self._live(name)
+        if cluster.goal != "up":
+            raise UserError(
+                f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
+            )
+        _check_fit(cluster, task)
+        job = self._queue(cluster, task, files, user, setup=False)
+        self.wake(cluster.id)
+        return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False)
+
+    def run_everywhere(self, name: str, command: str, user: str) -> Launched:
+        """A command on every host at once, beside the queue: it does not wait for the chips and does not hold them."""
+        cluster = self._live(name)
+        if cluster.goal != "up":
+            raise UserError(
+                f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
+            )
+        task = Task(name="run", run=command)
+        job = self._queue(cluster, task, (), user, setup=False, exclusive=False)
+        self.wake(cluster.id)
+        return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False)
+
+    # ending
+
+    def cancel(self, name: str, numbers: tuple[int, ...] = (), *, every: bool = False) -> list[int]:
+        """Cancel these jobs, or all, or the latest that has not ended."""
+        cluster = self._live(name)
+        open_jobs = self.store.jobs(cluster.id, open_only=True)
+        if numbers:
+            known = {job.number for job in self.store.jobs(cluster.id, limit=100_000)}
+            missing = sorted(set(numbers) - known)
+            if missing:
+                raise UserError(f"cluster {name} has no job {missing[0]}", f"see: podway queue {name}", status=404)
+        chosen = [job for job in open_jobs if every or job.number in numbers]
+        if not numbers and not every:
+            chosen = open_jobs[-1:]
+        for job in chosen:
+            self._wish_cancel(job)
+        crash.point("cancel.marked")
+        self.wake(cluster.id)
+        return [job.number for job in chosen]
+
+    def stop(self, name: str) -> Cluster:
+        """Stop the hosts, keep their disks."""
+        cluster = self._live(name)
+        refusal = self.provider(cluster.order.provider).refuse_stop(cluster.order)
+        if refusal:
+            raise UserError(
+                f"cluster {name} cannot be stopped: {refusal}", f"take it down instead: podway down {name}", status=409
+            )
+        if cluster.goal == "gone":
+            raise UserError(f"cluster {name} is being taken down", "wait until it is gone", status=409)
+        if cluster.goal != "stopped":
+            cluster = self._change(cluster, "is stopping", goal="stopped", state=ClusterState.STOPPING)
+            crash.point("stop.marked")
+            self.wake(cluster.id)
+        return cluster
+
+    def start(self, name: str) -> Cluster:
+        """Start a stopped cluster."""
+        cluster = self._bring_up(self._live(name))
+        self.wake(cluster.id)
+        return cluster
+
+    def down(self, name: str) -> Cluster:
+        """Delete the cluster and everything it made."""
+        cluster = self._live(name)
+        if cluster.goal != "gone":
+            cluster = self._change(cluster, "is being taken down", goal="gone", state=ClusterState.TERMINATING)
+            crash.point("down.marked")
+        self.wake(cluster.id)
+        return cluster
+
+    def set_autostop(self, name: str, autostop: Autostop | None) -> Cluster:
+        """Set or clear it; the idle time counts from now."""
+        cluster = self._live(name)
+        text = "autostop off" if autostop is None else f"autostop after {autostop.idle_minutes:g} idle min"
+        if autostop is not None and not autostop.down:
+            refusal = self.provider(cluster.order.provider).refuse_stop(cluster.order)
+            if refusal:
+                raise UserError(f"cluster {name} cannot be stopped: {refusal}", "use autostop with --down", status=409)
+        cluster = self._change(cluster, text, autostop=autostop, active_at=time.time())
+        self.wake(cluster.id)
+        return cluster
+
+    # the inside
+
+    def _name(self, name: str | None, user: str) -> str:
+        if name is None:
+            safe = re.sub(r"[^A-Za-z0-9]", "", user) or "user"
+            return f"podway-{safe}-{secrets.token_hex(2)}"
+        if not NAME.match(name):
+            raise UserError(
+                f"{name!r} cannot be a cluster name",
+                "use letters, digits, '.', '_' and '-', starting with a letter, at most 62 characters",
+            )
+        return name
+
+    def _live(self, name: str) -> Cluster:
+        cluster = self.store.find(name)
+        if cluster is None:
+            names = ", ".join(c.name for c in self.store.live_clusters()[:8])
+            hint = f"clusters there are: {names}" if names else "there are none; make one with: podway launch"
+            raise UserError(f"there is no cluster {name!r}", hint, status=404)
+        return cluster
+
+    def _choose(self, request: LaunchRequest) -> tuple[tuple[Offer, ...], Order]:
+        """Offers for every alternative, and the first by the task's order or by price."""
+        task, offers, homes = request.task, [], {}
+        for resources in task.resources:
+            names = [request.provider or resources.placement.provider or "local"]
+            for name in names:
+                for offer in self.provider(name).offers(resources, task.slices):
+                    offers.append(offer)
+                    homes[offer] = resources
+        if not offers:
+            raise UserError("no provider can give what the task asks for", "see the sizes there are with: podway tpus")
+        affordable = [offer for offer in offers if _affordable(offer, homes[offer])]
+        if not affordable:
+            raise UserError("every offer costs more than the task allows", "raise max_hourly_cost, or use spot")
+        if not task.ordered:
+            affordable.sort(key=lambda offer: (offer.hourly_cost is None, offer.hourly_cost or 0.0))
+        return tuple(offers), _order(affordable[0], homes[affordable[0]])
+
+    def _create(self, name: str, request: LaunchRequest, user: str) -> Cluster:
+        _, order = self._choose(request)
+        self.provider(order.provider).render(name, order)  # refuse what cannot be rendered before anything is written
+        now = time.time()
+        cluster = Cluster(
+            id=secrets.token_hex(6),
+            name=name,
+            user=user,
+            state=ClusterState.INIT,
+            goal="up",
+            order=order,
+            created=now,
+            active_at=now,
+            autostop=request.autostop or request.task.autostop,
+        )
+        try:
+            self.store.add_cluster(cluster)
+        except Stale:
+            raise UserError(
+                f"a cluster {name} was made at the same moment", "run the command again", status=409
+            ) from None
+        return cluster
+
+    def _bring_up(self, cluster: Cluster) -> Cluster:
+        if cluster.goal == "gone":
+            raise UserError(
+                f"cluster {cluster.name} is being taken down", "wait until it is gone, or use another name", status=409
+            )
+        if cluster.goal == "stopped":
+            return self._change(cluster, "is starting", goal="up", state=ClusterState.INIT)
+        return cluster
+
+    def _queue(
+        self,
+        cluster: Cluster,
+        task: Task,
+        files: tuple[FileTree, ...],
+        user: str,
+        *,
+        setup: bool,
+        exclusive: bool = True,
+    ) -> Job:
+        now = time.time()
+        job = Job(
+            cluster_id=cluster.id,
+            number=0,
+            name=task.name,
+            user=user,
+            state=JobState.PENDING,
+            task=without_secrets(task),
+            files=files,
+            secret_box=self.box.seal(task.secrets),
+            run_setup=setup,
+            exclusive=exclusive,
+            submitted=now,
+        )
+        event = Event(time=now, cluster_id=cluster.id, text="submitted", detail={"state": JobState.PENDING.value})
+        try:
+            return self.store.add_job(job, event=event)
+        except Stale:
+            raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
+
+    def _wish_cancel(self, job: Job) -> None:
+        for _ in range(20):
+            if job.state in ENDED or job.cancel:
+                return
+            try:
+                self.store.save_job(msgspec.structs.replace(job, cancel=True, reason="cancelled by the user"))
+                return
+            except Stale:
+                job = self.store.job(job.cluster_id, job.number) or job
+        raise UserError(f"job {job.number} keeps changing", "cancel it again", status=409)
+
+    def _change(self, cluster: Cluster, text: str, **changes: object) -> Cluster:
+        for _ in range(20):
+            new = msgspec.structs.replace(cluster, **changes)
+            event = Event(time=time.time(), cluster_id=new.id, text=text, detail={"state": new.state.value})
+            try:
+                return self.store.save_cluster(new, events=(event,))
+            except Stale:
+                fresh = self.store.cluster(cluster.id)
+                if fresh is None or not fresh.live:
+                    raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
+                cluster = fresh
+        raise UserError(f"cluster {cluster.name} keeps changing", "run the command again", status=409)
+
+
+def _affordable(offer: Offer, resources: Resources) -> bool:
+    limit = resources.max_hourly_cost
+    return limit is None or (offer.hourly_cost is not None and offer.hourly_cost <= limit)
+
+
+def _order(offer: Offer, resources: Resources) -> Order:
+    wanted = resources.accelerator
+    tpu = find_slice(offer.accelerator_type, offer.topology) if offer.accelerator_type else None
+    return Order(
+        accelerator_type=offer.accelerator_type,
+        topology=offer.topology,
+        slices=offer.slices,
+        provider=offer.provider,
+        region=offer.region,
+        zone=offer.zone,
+        spot=offer.spot,
+        runtime_version=(wanted.runtime_version if wanted else None)
+        or (tpu.generation_facts.default_runtime if tpu else None),
+        hosts_per_slice=tpu.hosts if tpu else 1,
+        chips_per_host=tpu.chips_per_host if tpu else 0,
+        hourly_cost=offer.hourly_cost,
+        disk_gb=resources.disk_gb,
+        image=resources.image,
+        labels=resources.labels,
+        ports=resources.ports,
+        tpu_vm=wanted.tpu_vm if wanted else True,
+        queued=wanted.queued if wanted else None,
+        reservation=wanted.reservation if wanted else None,
+    )
+
+
+def _check_fit(cluster: Cluster, task: Task) -> None:
+    """A task that names other resources than the cluster has must not run there unnoticed."""
+    have = cluster.order
+    wanted = [resources.accelerator for resources in task.resources]
+    if any(accelerator is None for accelerator in wanted):
+        return
+    asked = [find_slice(a.type, a.topology).accelerator_type for a in wanted if a is not None]
+    if have.accelerator_type not in asked or task.slices not in (1, have.slices):
+        many = f"{task.slices} x " if task.slices > 1 else ""
+        raise UserError(
+            f"cluster {cluster.name} is {have.slices} x {have.accelerator_type}, and the task asks for {many}{' or '.join(asked)}",
+            f"use another cluster name (-c), or take this one down: podway down {cluster.name}",
+            status=409,
+        )

@@ -1,0 +1,126 @@
+"""What every provider does, and the table of them.
+
+A provider turns an `Order` into a `Request` (pure; `--dryrun` prints it), submits it, and from then on answers for it by
+the cluster's name alone, so that a server that was killed finds again what it had begun. Every verb is idempotent and
+returns at once: submit twice is one cluster, destroy of a missing one is silence, slow things are seen by `observe`.
+
+A provider is one file and one row below; it is imported only when it is named.
+"""
+
+import importlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from podway.errors import UserError
+from podway.hosts.link import Opener
+from podway.launch import Host, Order
+from podway.task.task import Resources
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One way to get what a task asks for; `hourly_cost` is for all slices together, None when no price is known."""
+
+    provider: str
+    accelerator_type: str | None
+    topology: str | None = None
+    slices: int = 1
+    region: str | None = None
+    zone: str | None = None
+    spot: bool = False
+    hourly_cost: float | None = None
+    note: str = ""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One call to the outside: its verb, what it acts on, and its body."""
+
+    verb: str
+    target: str
+    body: dict[str, Any] = {}
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Exactly what will be sent for an order. Prints as JSON; golden-tested for each provider."""
+
+    provider: str
+    name: str
+    steps: tuple[Step, ...]
+
+
+Condition = Literal["absent", "creating", "ready", "stopping", "stopped", "deleting", "preempted", "failed"]
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider sees of a cluster now. `hosts` is filled when the condition is ready."""
+
+    condition: Condition
+    hosts: tuple[Host, ...] = ()
+    reason: str = ""
+
+
+class Shell(msgspec.Struct, frozen=True, kw_only=True):
+    """How to open an interactive shell on a host: run this, here."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    cwd: str | None = None
+
+
+class Provider(Protocol):
+    """The verbs all providers implement for real."""
+
+    name: str
+    simulated: bool
+
+    def offers(self, resources: Resources, slices: int) -> list[Offer]:
+        """Ways to get these resources here, cheapest known price first, unknown prices last."""
+
+    def render(self, name: str, order: Order) -> Request:
+        """What `submit` would send. Pure: no clock, no randomness, no I/O."""
+
+    async def submit(self, request: Request) -> None:
+        """Begin to create the cluster, unless it is there already."""
+
+    async def observe(self, name: str) -> Observation:
+        """The cluster's condition, from the outside world and not from memory."""
+
+    async def stop(self, name: str) -> None:
+        """Begin to stop the hosts, keeping their disks."""
+
+    async def start(self, name: str) -> None:
+        """Begin to start stopped hosts."""
+
+    async def destroy(self, name: str) -> None:
+        """Begin to delete everything the cluster ever made; silence when nothing is left."""
+
+    def refuse_stop(self, order: Order) -> str | None:
+        """Why such a cluster cannot be stopped, or None when it can."""
+
+    async def reach(self, host: Host) -> None:
+        """Make sure the host's agent runs, starting it if it does not."""
+
+    def opener(self, host: Host) -> Opener:
+        """Opens streams to the host's agent."""
+
+    def shell(self, host: Host, env: dict[str, str]) -> Shell:
+        """An interactive shell on the host."""
+
+
+PROVIDERS = {
+    "local": "podway.providers.local",
+}
+
+
+def open_provider(name: str, root: Path) -> Provider:
+    """The provider of that name, with its state under `root`."""
+    if name not in PROVIDERS:
+        known = ", ".join(sorted(PROVIDERS))
+        raise UserError(f"there is no provider {name!r} in this version", f"use one of: {known}")
+    make: Callable[[Path], Provider] = importlib.import_module(PROVIDERS[name]).open_provider
+    return make(root)
+
+
+__all__ = ["Awaitable", "Observation", "Offer", "Provider", "Request", "Shell", "Step", "open_provider"]

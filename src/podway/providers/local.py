@@ -1,0 +1,285 @@
+"""Slices simulated on this machine: every host a process tree of its own, with its own home and loopback address.
+
+A cluster is a directory under the provider's root, and that directory is all the state there is:
+
+    NAME/request.json     what was asked for; there from the first instant, so an interrupted submit is seen and finished
+    NAME/subnet           N: host i has the address 127.N.(i // 250).(i % 250 + 1)
+    NAME/ready            all agents answered once; written last
+    NAME/stopped          the hosts are stopped, their homes kept
+    NAME/host-I/          the home of host I, with the agent's state in .podway
+
+The path is the one real hosts take: the same agent file, the same links, the same sync. Only `submit` differs, which starts
+agents here instead of asking a cloud for machines. Processes of a host carry its id in their environment, so that `destroy`
+finds every one of them, whatever it did to hide.
+"""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from podway.catalog.prices import price_of
+from podway.catalog.slices import find_slice
+from podway.errors import ProviderError, UserError
+from podway.hosts.bundle import bundle
+from podway.hosts.link import AgentLink, Opener, kill_local_host, local_opener, start_local_agent
+from podway.launch import Host, Order
+from podway.providers import Observation, Offer, Request, Shell, Step
+from podway.task.task import Resources
+
+MOST_HOSTS = 128  # each host is a Python process; a laptop carries this many, and a 64-host pod is the usual rehearsal
+SUBNETS = range(16, 250)
+
+
+def open_provider(root: Path) -> "LocalProvider":
+    """The provider with its clusters under `root`."""
+    return LocalProvider(root)
+
+
+class LocalProvider:
+    """See the module docstring; each verb's contract is in `podway.providers.Provider`."""
+
+    name = "local"
+    simulated = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "local"
+
+    def offers(self, resources: Resources, slices: int) -> list[Offer]:
+        """One offer: here, for nothing; the note says what the real slice would cost."""
+        wanted = resources.accelerator
+        if wanted is None:
+            return [Offer(provider=self.name, accelerator_type=None, slices=slices, zone="here", hourly_cost=0.0)]
+        tpu = find_slice(wanted.type, wanted.topology)
+        if tpu.hosts * slices > MOST_HOSTS:
+            return []
+        price = price_of(tpu, None, resources.spot == "yes")
+        note = "simulated" + (f"; the real slice costs ${price * slices:.2f}/h" if price is not None else "")
+        return [
+            Offer(
+                provider=self.name,
+                accelerator_type=tpu.accelerator_type,
+                topology=tpu.topology_text,
+                slices=slices,
+                zone="here",
+                hourly_cost=0.0,
+                note=note,
+            )
+        ]
+
+    def render(self, name: str, order: Order) -> Request:
+        """One step for each host: an agent with its home and chips."""
+        if order.hosts > MOST_HOSTS:
+            raise UserError(
+                f"{order.slices} x {order.accelerator_type} has {order.hosts} hosts; a simulation has at most {MOST_HOSTS}",
+                "choose a smaller slice, or a real provider with --infra gcp",
+            )
+        steps = tuple(
+            Step(
+                verb="start-host",
+                target=f"{name}/host-{rank}",
+                body={
+                    "slice": rank // order.hosts_per_slice,
+                    "worker": rank % order.hosts_per_slice,
+                    "chips": order.chips_per_host,
+                    "accelerator": order.accelerator_type,
+                    "topology": order.topology,
+                },
+            )
+            for rank in range(order.hosts)
+        )
+        return Request(provider=self.name, name=name, steps=steps)
+
+    async def submit(self, request: Request) -> None:
+        """Lay down the directory, then start every agent that does not run yet."""
+        place = self.root / request.name
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not (place / "request.json").exists():
+            _write(place / "request.json", msgspec.json.encode(request))
+        _claim_subnet(place)
+        await self._start_agents(request.name)
+
+    async def observe(self, name: str) -> Observation:
+        """From the directory alone: a cluster without its ready marker is still being created."""
+        place = self.root / name
+        if not (place / "request.json").exists():
+            return Observation(condition="deleting" if place.exists() else "absent")
+        if (place / "stopped").exists():
+            return Observation(condition="stopped")
+        if not (place / "ready").exists():
+            return Observation(condition="creating")
+        return Observation(condition="ready", hosts=self._hosts(name))
+
+    async def stop(self, name: str) -> None:
+        """End every process of every host; homes stay."""
+        place = self.root / name
+        if not (place / "request.json").exists() or (place / "stopped").exists():
+            return
+        await self._kill(name)
+        _write(place / "stopped", b"")
+
+    async def start(self, name: str) -> None:
+        """Start the agents again over the homes that were kept."""
+        place = self.root / name
+        if (place / "request.json").exists():
+            (place / "ready").unlink(missing_ok=True)
+            (place / "stopped").unlink(missing_ok=True)
+            await self._start_agents(name)
+
+    async def destroy(self, name: str) -> None:
+        """Kill every process, then remove every file, the request last of all so that a crash is seen and resumed."""
+        place = self.root / name
+        if not place.exists():
+            return
+        if (place / "request.json").exists():
+            await self._kill(name)
+        for child in sorted(place.iterdir()):
+            if child.name not in ("request.json", "subnet"):
+                await asyncio.to_thread(_remove, child)
+        _release_subnet(place)
+        await asyncio.to_thread(_remove, place)
+
+    def refuse_stop(self, order: Order) -> str | None:
+        """A simulated cluster can always be stopped."""
+        return None
+
+    async def reach(self, host: Host) -> None:
+        """Start the agent over the home if it does not run, as a machine that came back would."""
+        link = AgentLink(self.opener(host))
+        try:
+            await link.call("hello", timeout=5.0)
+        except ProviderError:
+            await self._start_agent(host)
+        finally:
+            link.close()
+
+    def opener(self, host: Host) -> Opener:
+        """The agent's Unix socket."""
+        return local_opener(Path(host.home))
+
+    def shell(self, host: Host, env: dict[str, str]) -> Shell:
+        """A shell on this machine that sees what a job on that host sees."""
+        prompt = {"PS1": f"[{host.id.split('/')[-1]}] \\w $ ", "HOME": host.home}
+        return Shell(argv=("bash", "--norc", "-i"), env=env | prompt, cwd=f"{host.home}/sky_workdir")
+
+    def _hosts(self, name: str) -> tuple[Host, ...]:
+        place = self.root / name
+        request = msgspec.json.decode((place / "request.json").read_bytes(), type=Request)
+        subnet = int((place / "subnet").read_text())
+        mark = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:8]
+        return tuple(
+            Host(
+                rank=rank,
+                slice=step.body["slice"],
+                worker=step.body["worker"],
+                address=f"127.{subnet}.{rank // 250}.{rank % 250 + 1}",
+                home=str(place / f"host-{rank}"),
+                id=f"{mark}/{name}-{rank}",
+            )
+            for rank, step in enumerate(request.steps)
+        )
+
+    async def _start_agents(self, name: str) -> None:
+        hosts = self._hosts(name)
+        # As many at once as make sense on a laptop: each start is a Python process that imports for a few ms.
+        gate = asyncio.Semaphore(2 * (os.cpu_count() or 2))
+
+        async def start(host: Host) -> None:
+            async with gate:
+                await self.reach(host)
+
+        await asyncio.gather(*(start(host) for host in hosts))
+        _write(self.root / name / "ready", b"")
+
+    async def _start_agent(self, host: Host) -> None:
+        home = Path(host.home)
+        (home / "sky_workdir").mkdir(parents=True, exist_ok=True)
+        await start_local_agent(self._bundle(), home, host.address, _environment(host))
+
+    def _bundle(self) -> Path:
+        """The agent's one file, named by its content: a new version never changes under a running agent."""
+        packed = bundle()
+        path = self.root / f"agent-{packed.sha256[:16]}.pyz"
+        if not path.exists():
+            packed.write(path)
+        return path
+
+    async def _kill(self, name: str) -> None:
+        for host in self._hosts(name):
+            left = await kill_local_host(host.id)
+            if left:
+                raise ProviderError(f"processes of {host.id} are still alive: {left}")
+
+
+def _environment(host: Host) -> dict[str, str]:
+    """What the agent starts with. The interpreter that runs Podway comes first on the path: a simulated host has what it has."""
+    kept = {
+        key: os.environ[key] for key in ("LANG", "LC_ALL", "TMPDIR", "USER", "LD_LIBRARY_PATH") if key in os.environ
+    }
+    here = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH", os.defpath)
+    return {"PATH": f"{here}{os.pathsep}{path}", "PODWAY_HOST_ID": host.id, **kept}
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Nothing exists until its rename does."""
+    temp = path.with_name(f".{path.name}.{os.getpid()}")
+    temp.write_bytes(data)
+    temp.replace(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, onerror=_make_writable_and_retry)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _make_writable_and_retry(function: object, path: str, _info: object) -> None:
+    """A job may leave read-only directories behind; they are still ours to delete."""
+    parent = Path(path).parent
+    parent.chmod(0o700)
+    if Path(path).is_dir() and not Path(path).is_symlink():
+        Path(path).chmod(0o700)
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        Path(path).unlink(missing_ok=True)
+
+
+def _registry() -> Path:
+    """Which /16 of 127.0.0.0/8 belongs to which cluster, over every Podway home of this user on this machine."""
+    place = Path(tempfile.gettempdir()) / f"podway-subnets-{os.getuid()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    return place
+
+
+def _claim_subnet(place: Path) -> None:
+    if (place / "subnet").exists():
+        return
+    registry = _registry()
+    start = int(hashlib.sha256(str(place).encode()).hexdigest(), 16) % len(SUBNETS)
+    for step in range(len(SUBNETS)):
+        number = SUBNETS[(start + step) % len(SUBNETS)]
+        claim = registry / str(number)
+        if claim.is_symlink() and not claim.exists():
+            claim.unlink(missing_ok=True)  # its cluster is gone
+        try:
+            claim.symlink_to(place.resolve())
+        except FileExistsError:
+            if claim.resolve() != place.resolve():
+                continue
+        _write(place / "subnet", str(number).encode())
+        return
+    raise UserError("all simulated networks of this machine are taken", "take a cluster down: podway down NAME")
+
+
+def _release_subnet(place: Path) -> None:
+    if (place / "subnet").exists():
+        claim = _registry() / (place / "subnet").read_text()
+        if claim.is_symlink() and claim.resolve() == place.resolve():
+            claim.unlink(missing_ok=True)

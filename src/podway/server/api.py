@@ -1,0 +1,281 @@
+"""The records of the HTTP API, version 1: what the CLI, `podway.Client` and the OpenAPI document are made of.
+
+Light on purpose: the CLI imports it on every command.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from podway.hosts.manifest import FileTree
+from podway.launch import Host, Order
+from podway.task.task import Autostop, Task
+
+VERSION = 1
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request body: unknown keys are refused with their path."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """An answer: read leniently, so that an older client understands a newer server."""
+
+
+class LaunchBody(Body, frozen=True):
+    """A task to run on a cluster that is made if it is not there."""
+
+    task: Task
+    cluster: str | None = None
+    provider: str | None = None
+    files: tuple[FileTree, ...] = ()
+    setup: bool = True
+    autostop: Autostop | None = None
+
+
+class ExecBody(Body, frozen=True):
+    """A task to queue on a cluster that is up; setup is not run."""
+
+    task: Task
+    files: tuple[FileTree, ...] = ()
+
+
+class RunBody(Body, frozen=True):
+    """A command to run on every host at once, beside the queue."""
+
+    command: str
+
+
+class CancelBody(Body, frozen=True):
+    """Which jobs: these, or all, or (neither) the latest that has not ended."""
+
+    jobs: tuple[int, ...] = ()
+    all: bool = False
+
+
+class AutostopBody(Body, frozen=True):
+    """The rest rule to set; null clears it."""
+
+    autostop: Autostop | None
+
+
+class DigestsBody(Body, frozen=True):
+    """Content digests (sha256, hex) to look for."""
+
+    digests: tuple[str, ...]
+
+
+class TokenBody(Body, frozen=True):
+    """A person to make a token for."""
+
+    user: str
+    admin: bool = False
+
+
+class DigestsReply(Reply, frozen=True):
+    """Those of them that are not here."""
+
+    missing: list[str]
+
+
+class LaunchReply(Reply, frozen=True):
+    """Which cluster and job came of it."""
+
+    cluster: str
+    cluster_id: str
+    job: int | None
+    created: bool
+
+
+class OfferView(Reply, frozen=True):
+    """One way to get the resources; `chosen` marks the one taken."""
+
+    provider: str
+    accelerator_type: str | None
+    topology: str | None
+    slices: int
+    hosts: int
+    chips: int
+    zone: str | None
+    spot: bool
+    hourly_cost: float | None
+    note: str
+    chosen: bool
+
+
+class PreviewReply(Reply, frozen=True):
+    """What a launch would do, and exactly what would be sent."""
+
+    cluster: str
+    exists: bool
+    offers: list[OfferView]
+    order: Order
+    request: dict[str, Any]
+
+
+class ExitView(Reply, frozen=True):
+    """How one rank ended."""
+
+    rank: int
+    code: int | None
+    signal: int | None
+    lost: bool
+    cpu_s: float
+    max_rss: int
+
+
+class JobView(Reply, frozen=True):
+    """One job."""
+
+    cluster: str
+    number: int
+    name: str | None
+    user: str
+    state: str
+    submitted: float
+    started: float | None
+    ended: float | None
+    resources: str
+    reason: str
+    exits: list[ExitView]
+    exclusive: bool
+
+
+class ClusterView(Reply, frozen=True):
+    """One cluster."""
+
+    id: str
+    name: str
+    user: str
+    state: str
+    goal: str
+    infra: str
+    resources: str
+    simulated: bool
+    order: Order
+    hosts: list[Host]
+    autostop: Autostop | None
+    created: float
+    up_since: float | None
+    ended: float | None
+    billed_s: float
+    hourly_cost: float | None
+    cost: float | None
+    reason: str
+    open_jobs: int
+
+
+class ClustersReply(Reply, frozen=True):
+    """Clusters, oldest first."""
+
+    clusters: list[ClusterView]
+
+
+class JobsReply(Reply, frozen=True):
+    """Jobs, oldest first."""
+
+    jobs: list[JobView]
+
+
+class CancelReply(Reply, frozen=True):
+    """The jobs that were asked to end."""
+
+    jobs: list[int]
+
+
+class EventView(Reply, frozen=True):
+    """One line of history."""
+
+    id: int
+    time: float
+    job: int | None
+    kind: str
+    text: str
+    detail: dict[str, Any]
+
+
+class EventsReply(Reply, frozen=True):
+    """History after a point, oldest first."""
+
+    events: list[EventView]
+
+
+class ShellReply(Reply, frozen=True):
+    """The command that opens a shell on a host, to be run where the command was typed."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str | None
+
+
+class UsageView(Reply, frozen=True):
+    """What one rank of a job uses now."""
+
+    rank: int
+    cpu_s: float
+    rss: int
+    processes: int
+
+
+class UsageReply(Reply, frozen=True):
+    """What a job uses on every host."""
+
+    ranks: list[UsageView]
+
+
+class InfoReply(Reply, frozen=True):
+    """Which server this is."""
+
+    name: str
+    version: str
+    api: int
+    user: str
+    admin: bool
+    pid: int
+
+
+class TokenReply(Reply, frozen=True):
+    """A new token; it is shown once and only its digest is kept."""
+
+    user: str
+    token: str
+
+
+class UserView(Reply, frozen=True):
+    """A person who may use this server."""
+
+    user: str
+    admin: bool
+    created: float
+
+
+class UsersReply(Reply, frozen=True):
+    """Everybody."""
+
+    users: list[UserView]
+
+
+class ErrorView(Reply, frozen=True):
+    """What went wrong and what to do."""
+
+    what: str
+    hint: str
+
+
+class ErrorReply(Reply, frozen=True):
+    """Every answer with a status of 400 and above has this shape."""
+
+    error: ErrorView
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of a watch stream. `cursor` continues the stream after it, without loss or repetition."""
+
+    kind: Literal["event", "log", "end", "ping"]
+    text: str = ""
+    cursor: str = ""
+    event: int = 0
+    time: float = 0.0
+    state: str = ""
+    reason: str = ""
+    tail: str = ""

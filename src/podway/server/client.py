@@ -1,0 +1,313 @@
+"""`Client`: the verbs over HTTP, for the CLI and for Python programs.
+
+A client talks to the team's server when there was a `podway login`, else to this machine's own, which it starts when none runs.
+Only the standard library's HTTP is used, and it is imported when the first call is made: `podway --help` pays nothing for it.
+
+    client = podway.Client()
+    launched = client.launch(task, cluster="demo")
+    for frame in client.watch("demo", launched.job): ...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from podway.errors import UserError
+from podway.home import home
+from podway.server import api
+
+if TYPE_CHECKING:
+    import http.client
+
+    from podway.hosts.manifest import FileTree
+    from podway.task.task import Autostop, Task
+
+T = TypeVar("T")
+START_TIMEOUT_S = 30.0
+RECONNECT_S = 60.0
+
+
+class Unreachable(Exception):
+    """No server answers at the address we have."""
+
+
+class Client:
+    """See the module docstring. Every method raises UserError with what to do when it cannot."""
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        self._place = home()
+        self._fixed = (url, token or "") if url else None
+        self._known: tuple[str, str] | None = None
+
+    # verbs
+
+    def info(self) -> api.InfoReply:
+        """Which server, and who you are to it."""
+        return self._call("GET", "/v1/info", api.InfoReply)
+
+    def preview(self, body: api.LaunchBody) -> api.PreviewReply:
+        """What a launch would do."""
+        return self._call("POST", "/v1/preview", api.PreviewReply, body)
+
+    def launch(
+        self,
+        task: Task,
+        *,
+        cluster: str | None = None,
+        provider: str | None = None,
+        files: tuple[FileTree, ...] = (),
+        setup: bool = True,
+        autostop: Autostop | None = None,
+    ) -> api.LaunchReply:
+        """Make or take a cluster and queue the task on it; returns at once."""
+        body = api.LaunchBody(
+            task=task, cluster=cluster, provider=provider, files=files, setup=setup, autostop=autostop
+        )
+        return self._call("POST", "/v1/launch", api.LaunchReply, body)
+
+    def execute(self, cluster: str, task: Task, files: tuple[FileTree, ...] = ()) -> api.LaunchReply:
+        """Queue a task on a cluster that is up."""
+        return self._call("POST", f"{_at(cluster)}/jobs", api.LaunchReply, api.ExecBody(task=task, files=files))
+
+    def run(self, cluster: str, command: str) -> api.LaunchReply:
+        """A command on every host, now."""
+        return self._call("POST", f"{_at(cluster)}/run", api.LaunchReply, api.RunBody(command=command))
+
+    def clusters(self, past: float | None = None) -> list[api.ClusterView]:
+        """Live clusters; also those gone that were created since `past`."""
+        query = "" if past is None else f"?past={past}"
+        return self._call("GET", f"/v1/clusters{query}", api.ClustersReply).clusters
+
+    def cluster(self, name: str) -> api.ClusterView:
+        """One cluster."""
+        return self._call("GET", _at(name), api.ClusterView)
+
+    def jobs(self, cluster: str, limit: int = 1000) -> list[api.JobView]:
+        """A cluster's jobs."""
+        return self._call("GET", f"{_at(cluster)}/jobs?limit={limit}", api.JobsReply).jobs
+
+    def job(self, cluster: str, number: int, wait: float = 0.0) -> api.JobView:
+        """One job, when it has ended or `wait` is over."""
+        return self._call("GET", f"{_at(cluster)}/jobs/{number}?wait={wait}", api.JobView)
+
+    def cancel(self, cluster: str, jobs: Iterable[int] = (), *, every: bool = False) -> list[int]:
+        """Ask jobs to end."""
+        body = api.CancelBody(jobs=tuple(jobs), all=every)
+        return self._call("POST", f"{_at(cluster)}/cancel", api.CancelReply, body).jobs
+
+    def stop(self, cluster: str) -> api.ClusterView:
+        """Stop the hosts."""
+        return self._call("POST", f"{_at(cluster)}/stop", api.ClusterView)
+
+    def start(self, cluster: str) -> api.ClusterView:
+        """Start stopped hosts."""
+        return self._call("POST", f"{_at(cluster)}/start", api.ClusterView)
+
+    def down(self, cluster: str) -> api.ClusterView:
+        """Delete a cluster."""
+        return self._call("DELETE", _at(cluster), api.ClusterView)
+
+    def autostop(self, cluster: str, autostop: Autostop | None) -> api.ClusterView:
+        """Set or clear the rest rule."""
+        return self._call("POST", f"{_at(cluster)}/autostop", api.ClusterView, api.AutostopBody(autostop=autostop))
+
+    def events(self, cluster: str, after: int = 0) -> list[api.EventView]:
+        """History after an event id."""
+        return self._call("GET", f"{_at(cluster)}/events?after={after}", api.EventsReply).events
+
+    def shell(self, cluster: str, rank: int = 0) -> api.ShellReply:
+        """How to open a shell on a host."""
+        return self._call("GET", f"{_at(cluster)}/shell?rank={rank}", api.ShellReply)
+
+    def usage(self, cluster: str, job: int) -> list[api.UsageView]:
+        """What every rank of a job uses now."""
+        return self._call("GET", f"{_at(cluster)}/jobs/{job}/usage", api.UsageReply).ranks
+
+    def make_token(self, user: str, *, admin: bool = False) -> str:
+        """A token for a person of the team."""
+        return self._call("POST", "/v1/tokens", api.TokenReply, api.TokenBody(user=user, admin=admin)).token
+
+    def users(self) -> list[api.UserView]:
+        """Who may use the server."""
+        return self._call("GET", "/v1/users", api.UsersReply).users
+
+    def revoke(self, user: str) -> None:
+        """Forget a person's tokens."""
+        self._call("DELETE", f"/v1/users/{_quote(user)}", api.UsersReply)
+
+    # files and streams
+
+    def missing(self, digests: Iterable[str]) -> list[str]:
+        """Which contents the server does not have."""
+        body = api.DigestsBody(digests=tuple(digests))
+        return self._call("POST", "/v1/files/missing", api.DigestsReply, body).missing
+
+    def upload(self, pack: Iterable[bytes]) -> None:
+        """Send contents as a pack, streamed."""
+        with self._open("POST", "/v1/files", pack, "application/octet-stream") as response:
+            response.read()
+
+    def output(self, cluster: str, job: int, rank: int, phase: str) -> Iterator[bytes]:
+        """The raw bytes of one rank's phase."""
+        with self._open("GET", f"{_at(cluster)}/jobs/{job}/output?rank={rank}&phase={phase}") as response:
+            while chunk := response.read(1 << 16):
+                yield chunk
+
+    def watch(self, cluster: str, job: int, **options: Any) -> Iterator[api.Frame]:
+        """Follow a job to its end, across restarts of the server: nothing is lost and nothing comes twice."""
+        cursor, event, decoder = "", int(options.pop("event", 0)), msgspec.json.Decoder(api.Frame)
+        broken_since: float | None = None
+        while True:
+            query = _query({**options, "cursor": cursor, "event": event})
+            try:
+                with self._open("GET", f"{_at(cluster)}/jobs/{job}/watch?{query}") as response:
+                    while line := response.readline():
+                        broken_since = None
+                        frame = decoder.decode(line)
+                        cursor, event = frame.cursor or cursor, frame.event or event
+                        if frame.kind != "ping":
+                            yield frame
+                        if frame.kind == "end":
+                            return
+            except (OSError, msgspec.DecodeError, Unreachable) as error:
+                broken_since = broken_since or time.monotonic()
+                if time.monotonic() - broken_since > RECONNECT_S:
+                    raise UserError(f"the Podway server does not answer: {error}", "run the command again") from None
+            time.sleep(0.2)
+            options["tail"] = 0  # what the first connection asked for was given; from here on only the cursor counts
+
+    # the wire
+
+    def _call(self, method: str, path: str, kind: type[T], body: msgspec.Struct | None = None) -> T:
+        data = None if body is None else msgspec.json.encode(body)
+        with self._open(method, path, data, "application/json") as response:
+            return msgspec.json.decode(response.read(), type=kind)
+
+    def _open(
+        self, method: str, path: str, data: bytes | Iterable[bytes] | None = None, kind: str = "application/json"
+    ) -> http.client.HTTPResponse:
+        try:
+            return self._send(method, path, data, kind)
+        except (ConnectionError, Unreachable, FileNotFoundError):
+            if self._fixed or (self._place / "remote.json").exists():
+                url = self._address()[0]
+                raise UserError(f"no Podway server answers at {url}", "check the address, or: podway logout") from None
+        self._known = None
+        start_server(self._place)
+        return self._send(method, path, data, kind)
+
+    def _send(
+        self, method: str, path: str, data: bytes | Iterable[bytes] | None, kind: str
+    ) -> http.client.HTTPResponse:
+        import http.client  # imported here: half of `podway --help` otherwise
+
+        url, token = self._address()
+        scheme, _, rest = url.partition("://")
+        maker = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+        host, _, base = rest.partition("/")
+        connection = maker(host, timeout=90)
+        headers = {"Authorization": f"Bearer {token}"}
+        chunked = data is not None and not isinstance(data, bytes)
+        if data is not None:
+            headers["Content-Type"] = kind
+        connection.request(method, f"/{base}".rstrip("/") + path, body=data, headers=headers, encode_chunked=chunked)
+        response = connection.getresponse()
+        if response.status >= 400:
+            raise _problem(response)
+        return response
+
+    def _address(self) -> tuple[str, str]:
+        if self._fixed:
+            return self._fixed
+        if self._known is None:
+            remote = self._place / "remote.json"
+            path = remote if remote.exists() else self._place / "server.json"
+            try:
+                found = json.loads(path.read_text())
+                self._known = (found["url"], found["token"])
+            except (OSError, ValueError, KeyError, TypeError):
+                raise Unreachable(str(path)) from None
+        return self._known
+
+
+def start_server(place: Path) -> None:
+    """Start this machine's server and wait until it is ready; two at once start one."""
+    before = _stamp(place)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or value}
+    with open(place / "server.out", "ab") as out:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "podway.server.main"],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            cwd="/",
+            env=environment,
+        )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if _stamp(place) not in (None, before):
+            return
+        if child.poll() not in (None, 0, 1):
+            break
+        if child.poll() == 1 and _stamp(place) is not None and _answers(place):
+            return  # another command started it a moment ago
+        time.sleep(0.02)
+    raise UserError("the Podway server did not start", f"see why in {place / 'server.log'} and {place / 'server.out'}")
+
+
+def _stamp(place: Path) -> tuple[int, int] | None:
+    try:
+        found = (place / "server.json").stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def _answers(place: Path) -> bool:
+    import socket  # only on the path that starts a server
+
+    try:
+        address = json.loads((place / "server.json").read_text())["url"].rpartition("//")[2].partition(":")
+        with socket.create_connection((address[0], int(address[2])), timeout=1):
+            return True
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _problem(response: http.client.HTTPResponse) -> UserError:
+    data = response.read()
+    try:
+        error = msgspec.json.decode(data, type=api.ErrorReply).error
+    except msgspec.DecodeError:
+        return UserError(f"the server answered {response.status}", "is this a Podway server?", status=response.status)
+    return UserError(error.what, error.hint, status=response.status)
+
+
+def _at(cluster: str) -> str:
+    return f"/v1/clusters/{_quote(cluster)}"
+
+
+def _quote(text: str) -> str:
+    if text.isascii() and text.replace("-", "").replace("_", "").isalnum():
+        return text
+    from urllib.parse import quote  # most names need no quoting, and urllib is slow to import
+
+    return quote(text, safe="")
+
+
+def _query(options: dict[str, Any]) -> str:
+    pairs = []
+    for key, value in options.items():
+        if value is not None and value != "" and value is not False:
+            pairs.append(f"{key}={_quote('true' if value is True else str(value))}")
+    return "&".join(pairs)

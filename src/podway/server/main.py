@@ -1,0 +1,156 @@
+"""The server process: `python -m podway.server.main`.
+
+1. takes the lock of its home, so that there is one local server for it (a second one says so and leaves);
+2. opens the store, starts the reconciler, and listens, on loopback unless told otherwise;
+3. writes `server.json` (mode 0600: address, token, pid) last, which is what tells a waiting CLI that it is ready;
+4. on SIGTERM stops listening and leaves every job and host as it is: they do not need the server to go on.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import getpass
+import json
+import logging
+import logging.handlers
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import uvicorn
+
+import podway
+from podway.control.archive import Archive
+from podway.control.reconcile import Parts, Reconciler, owner_name
+from podway.control.secret_box import SecretBox
+from podway.control.store import open_store, sqlite_url
+from podway.control.verbs import Control
+from podway.errors import UserError
+from podway.home import home
+from podway.hosts.blobs import BlobStore
+from podway.providers import Provider, open_provider
+from podway.server.app import make_app
+from podway.server.notify import Notifier
+from podway.server.routes import Services
+from podway.server.streams import Streams
+
+log = logging.getLogger("podway.server")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until told to stop."""
+    options = _options(argv)
+    place = home()
+    lock = open(place / "server.lock", "a+")  # noqa: SIM115 - held for the life of the process
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        print(f"a Podway server already runs for {place}", file=sys.stderr)
+        return 1
+    _log_to(place / "server.log", options.foreground)
+    try:
+        asyncio.run(_serve(place, options))
+    except UserError as error:
+        log.error("%s", error)
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="podway-server")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--db", default="")
+    parser.add_argument("--foreground", action="store_true")
+    return parser.parse_args(argv)
+
+
+async def _serve(place: Path, options: argparse.Namespace) -> None:
+    token = secrets.token_urlsafe(32)
+    notifier = Notifier(asyncio.get_running_loop())
+    store = open_store(options.db or os.environ.get("PODWAY_DB", "") or sqlite_url(place / "podway.db"))
+    store.written = notifier.tell
+    providers: dict[str, Provider] = {}
+
+    def provider(name: str) -> Provider:
+        if name not in providers:
+            providers[name] = open_provider(name, place)
+        return providers[name]
+
+    blobs, archive = BlobStore(place / "blobs"), Archive(place / "logs")
+    box = SecretBox(place / "secret.key")
+    cache = place / "jax-cache"
+    parts = Parts(
+        store=store, blobs=blobs, box=box, archive=archive, provider=provider, cache_dir=str(cache), owner=owner_name()
+    )
+    reconciler = Reconciler(parts)
+    control = Control(store=store, box=box, provider=provider, wake=reconciler.wake)
+    services = Services(
+        control=control,
+        store=store,
+        blobs=blobs,
+        archive=archive,
+        provider=provider,
+        local_token=token,
+        local_user=getpass.getuser(),
+    )
+    app = make_app(services, Streams(services, notifier))
+    listener = _listen(options.host, options.port)
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    async with _background(reconciler):
+        _announce(place, options.host, listener.getsockname()[1], token)
+        await server.serve(sockets=[listener])
+
+
+@contextlib.asynccontextmanager
+async def _background(reconciler: Reconciler) -> AsyncIterator[None]:
+    task = asyncio.create_task(reconciler.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)  # from here on a client that read server.json is served, if a moment later
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror}", "choose another --host or --port"
+        ) from None
+    listener.set_inheritable(True)
+    return listener
+
+
+def _announce(place: Path, host: str, port: int, token: str) -> None:
+    """Nothing is there until its rename: a CLI never reads half a file."""
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    temp = place / f"server.json.{os.getpid()}"
+    data = {"url": f"http://{host}:{port}", "token": token, "pid": os.getpid(), "version": podway.__version__}
+    descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(data, file)
+    temp.replace(place / "server.json")
+
+
+def _log_to(path: Path, foreground: bool) -> None:
+    handler: logging.Handler = logging.handlers.RotatingFileHandler(path, maxBytes=4 << 20, backupCount=2)
+    if foreground:
+        handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

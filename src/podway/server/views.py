@@ -1,0 +1,111 @@
+"""Records of the store -> records of the API."""
+
+import time
+
+import msgspec
+
+from podway.catalog.slices import find_slice
+from podway.control.records import Cluster, Event, Job
+from podway.control.verbs import Preview
+from podway.launch import Order
+from podway.server.api import ClusterView, EventView, ExitView, JobView, OfferView, PreviewReply
+
+
+def resources_text(order: Order) -> str:
+    """`1x[tpu-v6e-16]`, the way queues and tables show it."""
+    kind = f"tpu-{order.accelerator_type}" if order.accelerator_type else "cpu"
+    kind = kind.replace("tpu-tpu7x", "tpu7x")
+    return f"{order.slices}x[{kind}]" + ("[spot]" if order.spot else "")
+
+
+def infra_text(order: Order) -> str:
+    """Where it is; a simulation says so."""
+    if order.provider == "local":
+        return "local (simulated)"
+    return "/".join(part for part in (order.provider, order.zone or order.region) if part)
+
+
+def cluster_view(cluster: Cluster, open_jobs: int) -> ClusterView:
+    """With the cost so far, where a price is known."""
+    now = time.time()
+    billed = cluster.billed_s + (now - cluster.up_since if cluster.up_since else 0.0)
+    hourly = cluster.order.hourly_cost
+    return ClusterView(
+        id=cluster.id,
+        name=cluster.name,
+        user=cluster.user,
+        state=cluster.state.value,
+        goal=cluster.goal,
+        infra=infra_text(cluster.order),
+        resources=resources_text(cluster.order),
+        simulated=cluster.order.provider == "local",
+        order=cluster.order,
+        hosts=list(cluster.hosts),
+        autostop=cluster.autostop,
+        created=cluster.created,
+        up_since=cluster.up_since,
+        ended=cluster.ended,
+        billed_s=billed,
+        hourly_cost=hourly,
+        cost=None if hourly is None else hourly * billed / 3600,
+        reason=cluster.reason,
+        open_jobs=open_jobs,
+    )
+
+
+def job_view(cluster: Cluster, job: Job) -> JobView:
+    """Without its task: that may be large."""
+    exits = [
+        ExitView(rank=e.rank, code=e.code, signal=e.signal, lost=e.lost, cpu_s=e.cpu_s, max_rss=e.max_rss)
+        for e in job.exits
+    ]
+    return JobView(
+        cluster=cluster.name,
+        number=job.number,
+        name=job.name,
+        user=job.user,
+        state=job.state.value,
+        submitted=job.submitted,
+        started=job.started,
+        ended=job.ended,
+        resources=resources_text(cluster.order),
+        reason=job.reason,
+        exits=exits,
+        exclusive=job.exclusive,
+    )
+
+
+def event_view(event: Event) -> EventView:
+    """As stored."""
+    return EventView(id=event.id, time=event.time, job=event.job, kind=event.kind, text=event.text, detail=event.detail)
+
+
+def preview_view(preview: Preview) -> PreviewReply:
+    """The offers with the chosen one marked."""
+    chosen = preview.order
+    offers = []
+    for offer in preview.offers:
+        tpu = find_slice(offer.accelerator_type, offer.topology) if offer.accelerator_type else None
+        offers.append(
+            OfferView(
+                provider=offer.provider,
+                accelerator_type=offer.accelerator_type,
+                topology=offer.topology,
+                slices=offer.slices,
+                hosts=(tpu.hosts if tpu else 1) * offer.slices,
+                chips=(tpu.chips if tpu else 0) * offer.slices,
+                zone=offer.zone,
+                spot=offer.spot,
+                hourly_cost=offer.hourly_cost,
+                note=offer.note,
+                chosen=(offer.provider, offer.accelerator_type, offer.topology, offer.zone, offer.spot)
+                == (chosen.provider, chosen.accelerator_type, chosen.topology, chosen.zone, chosen.spot),
+            )
+        )
+    return PreviewReply(
+        cluster=preview.cluster,
+        exists=preview.exists,
+        offers=offers,
+        order=chosen,
+        request=msgspec.to_builtins(preview.request),
+    )

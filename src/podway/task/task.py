@@ -1,0 +1,237 @@
+"""`Task`: what a person asked for, whatever dialect they wrote it in.
+
+The two readers (`skypilot.py`, `dstack.py`) end here, and nothing after them knows which one it was. A Task is intent: it
+names a slice and says what to run, and nothing in it depends on a provider, a price or the clock. It is frozen, encodes to
+JSON (the wire format between CLI and server), and decodes strictly.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Base of every part of a Task: immutable, compact in JSON, strict when read."""
+
+
+class Accelerator(Record, frozen=True):
+    """One slice type, as the person may have written it and as the Cloud TPU API spells it."""
+
+    type: str  # canonical accelerator type, e.g. 'v6e-16', 'v5litepod-8'
+    topology: str | None = None  # '4x4', when asked for by shape
+    runtime_version: str | None = None  # None: the generation's default
+    tpu_vm: bool = True  # False: a legacy TPU Node with a host VM
+    tpu_name: str | None = None  # the TPU Node's name, where the file fixes it
+    queued: bool | None = None  # ask for a queued resource; None: the provider decides
+    reservation: str | None = None
+
+
+class Placement(Record, frozen=True):
+    """Where a slice may be: any part that is None is free."""
+
+    provider: str | None = None  # 'gcp', 'local', 'ssh', 'gke'
+    region: str | None = None
+    zone: str | None = None
+
+
+class Resources(Record, frozen=True):
+    """One acceptable set of resources; a Task holds one or several of them."""
+
+    accelerator: Accelerator | None = None  # None: a task for CPU hosts only
+    placement: Placement = Placement()
+    spot: Literal["no", "yes", "auto"] = "no"
+    max_hourly_cost: float | None = None
+    instance_type: str | None = None
+    cpus: str | None = None
+    memory: str | None = None
+    disk_gb: int | None = None
+    image: str | None = None
+    ports: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    network: str | None = None
+
+
+class LocalDir(Record, frozen=True, tag="dir"):
+    """A directory or file on the machine the command is typed on; `path` is absolute after reading."""
+
+    path: str
+
+
+class Git(Record, frozen=True, tag="git"):
+    """A repository cloned on every host."""
+
+    url: str
+    ref: str | None = None
+    hash: str | None = None
+
+
+class Bucket(Record, frozen=True, tag="bucket"):
+    """Object storage, copied or mounted."""
+
+    uri: str  # gs://name/prefix
+    mode: Literal["COPY", "MOUNT", "MOUNT_CACHED"] = "MOUNT"
+    create: bool = False  # make the bucket when it is absent
+    persistent: bool = True
+    upload: tuple[str, ...] = ()  # local paths put into the bucket first
+    read_only: bool = False
+    options: dict[str, str] = {}  # tuning of the mount, under the names of the file: vfs_cache_max_size, ...
+
+
+class Url(Record, frozen=True, tag="url"):
+    """A file fetched over http(s) on every host."""
+
+    url: str
+
+
+class FileMount(Record, frozen=True):
+    """Where on each host something appears, and what."""
+
+    target: str  # absolute, or under the home (`~/x`), or relative to the workdir
+    source: LocalDir | Git | Bucket | Url
+
+
+class Volume(Record, frozen=True):
+    """A disk (by name) or a directory of the host itself (by path), seen under `path` on every host."""
+
+    path: str
+    name: str | None = None  # an existing network disk or volume
+    instance_path: str | None = None  # a directory of the host
+    size_gb: int | None = None  # make one of this size; None: it exists
+    read_only: bool = False
+    optional: bool = False  # go on without it where the provider has none
+
+
+class Registry(Record, frozen=True):
+    """Who pulls the image. The password is in Task.secrets, under the name given here."""
+
+    username: str
+    password_secret: str
+
+
+class Autostop(Record, frozen=True):
+    """Stop (or take down) a cluster that has been idle this long."""
+
+    idle_minutes: float
+    down: bool = False
+    wait_for: Literal["jobs", "jobs_and_ssh", "none"] = "jobs_and_ssh"
+
+
+class Recovery(Record, frozen=True):
+    """What brings a job back by itself."""
+
+    events: tuple[Literal["no-capacity", "interruption", "error"], ...] = ("no-capacity", "interruption")
+    strategy: Literal["next-region", "failover"] = "next-region"
+    max_restarts_on_errors: int = 0
+    exit_codes: tuple[int, ...] = ()  # exit codes that count as an interruption
+    duration_s: int | None = None  # give up after this long; None: never
+
+
+class Scaling(Record, frozen=True):
+    """How many replicas a service keeps."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+    target_qps: float | None = None
+    target_qps_by_type: dict[str, float] = {}  # accelerator type -> target, where it depends on the slice
+    spare_replicas: int = 0  # kept above what the target asks for
+    window_s: int = 60
+    up_delay_s: int = 300
+    down_delay_s: int = 600
+
+
+class Probe(Record, frozen=True):
+    """How to tell that a replica is ready."""
+
+    path: str = "/"
+    method: str = "GET"
+    headers: dict[str, str] = {}
+    body: str | None = None
+    timeout_s: float = 15
+    interval_s: float = 10
+    initial_delay_s: float = 1200
+    ready_after: int = 1
+    until_ready: bool = False  # stop probing a replica once it is ready
+    fail_after_s: float | None = None  # unanswered this long: the replica is replaced; None: the server decides
+
+
+class ServedModel(Record, frozen=True):
+    """The model a service offers to OpenAI clients."""
+
+    name: str
+    format: Literal["openai", "tgi"] = "openai"
+    prefix: str = "/v1"
+    chat_template: str | None = None
+    eos_token: str | None = None
+
+
+class RateLimit(Record, frozen=True):
+    """At most `rps` requests a second under a path prefix, for each key."""
+
+    prefix: str = "/"
+    key: str = "ip_address"
+    header: str | None = None
+    rps: float = 1
+    burst: int = 0
+
+
+class Service(Record, frozen=True):
+    """What makes a task a service: a port, replicas, probes, and perhaps a model name."""
+
+    port: int
+    probes: tuple[Probe, ...] = ()
+    scaling: Scaling = Scaling()
+    model: ServedModel | None = None
+    auth: bool = True
+    https: bool | None = None
+    strip_prefix: bool = True
+    rate_limits: tuple[RateLimit, ...] = ()
+    spot_fallback: int = 0  # on-demand replicas kept beside spot ones
+    dynamic_fallback: bool = False  # on-demand replicas stand in while spot ones are missing
+    load_balancing: str | None = None
+
+
+class DevEnvironment(Record, frozen=True):
+    """An interactive host: an IDE to link to, and what to run first."""
+
+    ide: str | None = None
+    version: str | None = None
+    inactivity_s: int | None = None
+
+
+class Task(Record, frozen=True):
+    """All that a task file says, resolved: no null environment, no unset variable, no relative path."""
+
+    name: str | None = None
+    kind: Literal["task", "service", "dev-environment"] = "task"
+    dialect: Literal["skypilot", "dstack"] = "skypilot"
+    resources: tuple[Resources, ...] = (Resources(),)  # alternatives
+    ordered: bool = False  # True: try alternatives in this order; False: the cheapest first
+    slices: int = 1  # num_nodes / nodes: each is one slice
+    setup: str = ""
+    run: str = ""
+    shell: str = "bash"
+    python: str | None = None  # '3.11': the interpreter asked for
+    env: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    workdir: LocalDir | Git | None = None
+    working_dir: str | None = None  # cwd on the host, where the file fixes it
+    file_mounts: tuple[FileMount, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    registry: Registry | None = None
+    ports: tuple[str, ...] = ()  # forwarded to this machine while attached: 'local:remote', '*' for any local one
+    reuse_only: bool = False  # run on an existing cluster, never make one
+    stop_when: Literal["all-done", "head-done"] = "all-done"
+    autostop: Autostop | None = None
+    recovery: Recovery | None = None
+    max_duration_s: int | None = None
+    stop_duration_s: int | None = None  # grace between SIGTERM and SIGKILL
+    priority: int = 0
+    service: Service | None = None
+    dev: DevEnvironment | None = None
+    tags: dict[str, str] = {}
+    notes: tuple[str, ...] = ()  # fields understood but without effect here, each with the reason
+
+
+def without_secrets(task: Task) -> Task:
+    """The task as it may be stored or shown: secret names stay, values go."""
+    return msgspec.structs.replace(task, secrets=dict.fromkeys(task.secrets, ""))

@@ -1,0 +1,192 @@
+"""The store on SQLite and on a real PostgreSQL: guarded writes, leases, names, numbers."""
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from podway.control.records import ClusterState, Event, JobState
+from podway.control.store import Stale, Store, open_store, sqlite_url
+from podway.errors import UserError
+from tests.control.samples import cluster, job
+
+
+def pg_bin() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
+    if found:
+        return found[-1].parent
+    here = shutil.which("pg_ctl")
+    return Path(here).parent if here else None
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL of our own, on a socket in a temporary directory."""
+    binaries = pg_bin()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed (tools/system-packages installs it for root)")
+    place = Path("/tmp") / f"podway-pg-{time.time_ns()}"  # a socket's path must be short
+    place.mkdir(mode=0o777)
+    place.chmod(0o777)
+    as_user = ["runuser", "-u", "postgres", "--"] if Path("/proc/self").stat().st_uid == 0 else []
+    data = place / "data"
+
+    def run(*command: str) -> None:
+        subprocess.run([*as_user, *command], check=True, capture_output=True, cwd="/")
+
+    try:
+        run(str(binaries / "initdb"), "-D", str(data), "-A", "trust", "-U", "postgres")
+        run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-l", str(place / "log"), "-o",
+            f"-c listen_addresses='' -k {place} -c fsync=off", "start")  # fmt: skip
+        yield f"postgresql://postgres@/postgres?host={place}"
+    finally:
+        subprocess.run(
+            [*as_user, str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"],
+            capture_output=True,
+            cwd="/",
+        )
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.e2e)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "sqlite":
+        opened = open_store(sqlite_url(tmp_path / "p.db"))
+    else:
+        opened = open_store(request.getfixturevalue("postgres"))
+        with opened.engine.begin() as db:
+            for table in ("events", "jobs", "clusters", "tokens"):
+                db.exec_driver_sql(f"DELETE FROM {table}")
+    yield opened
+    opened.engine.dispose()
+
+
+def test_a_cluster_comes_back_as_it_was_written(store: Store) -> None:
+    store.add_cluster(cluster())
+    assert store.find("demo") == cluster()
+    assert store.cluster("c0ffee") == cluster()
+    assert store.find("other") is None
+
+
+def test_a_live_name_is_taken_and_a_gone_one_is_free(store: Store) -> None:
+    store.add_cluster(cluster())
+    with pytest.raises(Stale):
+        store.add_cluster(cluster(id="other"))
+    store.save_cluster(cluster(state=ClusterState.GONE))
+    store.add_cluster(cluster(id="other", created=2000.0))
+    assert [c.id for c in store.live_clusters()] == ["other"]
+    assert [c.id for c in store.past_clusters(0)] == ["c0ffee"]
+    found = store.find("demo", gone=True)
+    assert found and found.id == "other"
+
+
+def test_a_write_over_an_old_version_is_refused(store: Store) -> None:
+    store.add_cluster(cluster())
+    read = store.find("demo")
+    assert read
+    store.save_cluster(msgspec.structs.replace(read, reason="first"))
+    with pytest.raises(Stale):
+        store.save_cluster(msgspec.structs.replace(read, reason="second"))
+    again = store.find("demo")
+    assert again and again.reason == "first"
+
+
+def test_a_refused_write_leaves_no_event(store: Store) -> None:
+    store.add_cluster(cluster())
+    event = Event(time=1.0, cluster_id="c0ffee", text="x")
+    with pytest.raises(Stale):
+        store.save_cluster(cluster(version=7), events=(event,))
+    assert store.events("c0ffee") == []
+
+
+def test_only_the_owner_of_the_lease_writes(store: Store) -> None:
+    store.add_cluster(cluster())
+    assert store.claim("c0ffee", "one", time.time() + 60)
+    assert not store.claim("c0ffee", "two", time.time() + 60)
+    with pytest.raises(Stale):
+        store.save_cluster(cluster(reason="x"), owner="two")
+    store.save_cluster(cluster(reason="x"), owner="one")
+    made = store.add_job(job())
+    with pytest.raises(Stale):
+        store.save_job(msgspec.structs.replace(made, reason="x"), owner="two")
+    store.save_job(msgspec.structs.replace(made, reason="x"), owner="one")
+
+
+def test_a_lease_that_ran_out_or_whose_owner_died_is_free(store: Store) -> None:
+    store.add_cluster(cluster())
+    assert store.claim("c0ffee", "one", time.time() - 1)
+    assert store.claim("c0ffee", "two", time.time() + 60)
+    assert store.claim("c0ffee", "three", time.time() + 60, dead=("two",))
+    assert store.leases()[0][1] == "three"
+
+
+def test_jobs_are_numbered_without_gaps_under_contention(store: Store) -> None:
+    store.add_cluster(cluster())
+    errors: list[BaseException] = []
+
+    def add() -> None:
+        try:
+            for _ in range(10):
+                store.add_job(job())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert [j.number for j in store.jobs("c0ffee")] == list(range(1, 41))
+
+
+def test_a_gone_cluster_takes_no_job(store: Store) -> None:
+    store.add_cluster(cluster())
+    store.save_cluster(cluster(state=ClusterState.GONE))
+    with pytest.raises(Stale):
+        store.add_job(job())
+
+
+def test_open_jobs_and_the_pulse(store: Store) -> None:
+    store.add_cluster(cluster())
+    made = store.add_job(job())
+    before = store.pulse()
+    store.save_job(msgspec.structs.replace(made, cancel=True))
+    assert store.pulse() != before
+    assert store.open_job_counts() == {"c0ffee": 1}
+    fresh = store.job("c0ffee", 1)
+    assert fresh
+    store.save_job(msgspec.structs.replace(fresh, state=JobState.SUCCEEDED))
+    assert store.jobs("c0ffee", open_only=True) == []
+    assert store.open_job_counts() == {}
+
+
+def test_tokens_are_kept_as_digests(store: Store) -> None:
+    token = store.add_token("ann")
+    assert store.user_of(token) == ("ann", False)
+    assert store.user_of(token + "x") is None
+    with store.engine.connect() as db:
+        rows = db.exec_driver_sql("SELECT * FROM tokens").all()
+    assert token not in str(rows)
+    assert store.revoke("ann") == 1
+    assert store.user_of(token) is None
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "mysql://x/y", "postgresql://nobody@127.0.0.1:1/x", "sqlite:////no/such/dir/x.db"]
+)
+def test_a_bad_url_is_a_clear_error(url: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_store(url)
+    assert "\n" not in caught.value.what
+
+
+def test_a_password_never_shows(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        open_store("postgresql://ann:hunter2@127.0.0.1:1/x")
+    assert "hunter2" not in str(caught.value)
