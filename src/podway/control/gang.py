@@ -199,8 +199,8 @@ class Gang:
         """Stop what is left, keep the output, and only then write the end."""
         if state is JobState.CANCELLED and self.job.state is not JobState.CANCELLING:
             await self._save(reason or "is being cancelled", state=JobState.CANCELLING, reason=reason)
-        if self.job.pids or self.job.state is JobState.CANCELLING:
-            await self._stop_all()
+        if state is not JobState.SUCCEEDED and (self.job.pids or self.job.state is JobState.CANCELLING):
+            await self._stop_all()  # a rank that exits by itself takes its children along: nothing is left of a success
         crash.point("job.ended")
         exits = await self._final_exits()
         tail = ""

@@ -53,9 +53,10 @@ def is_dead(owner: str) -> bool:
 
 def _start_time(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
         return ""
+    return "" if fields[0] in "ZX" else fields[19]  # a zombie is dead, though its parent has not looked yet
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):

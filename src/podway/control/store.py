@@ -186,9 +186,14 @@ class Store:
 
     # jobs
 
-    def add_job(self, job: Job, *, event: Event | None = None) -> Job:
-        """Give the job its number on its cluster and write it, in one transaction; refuses a cluster that is going."""
+    def add_job(self, job: Job, *, request_id: str | None = None, event: Event | None = None) -> Job:
+        """Give the job its number and write it, in one transaction; a request that was taken before answers its job."""
         with self.engine.begin() as db:
+            if request_id is not None:
+                same = sa.select(jobs).where(jobs.c.cluster_id == job.cluster_id, jobs.c.request_id == request_id)
+                row = db.execute(same).first()
+                if row is not None:
+                    return _job(row)
             bump = (
                 sa.update(clusters)
                 .where(clusters.c.id == job.cluster_id, clusters.c.live_name.is_not(None))
@@ -205,6 +210,7 @@ class Store:
                     state=job.state,
                     open=True,
                     version=0,
+                    request_id=request_id,
                     body=msgspec.json.encode(job),
                 )
             )

@@ -34,8 +34,10 @@ jobs = sa.Table(
     sa.Column("state", sa.String, nullable=False),
     sa.Column("open", sa.Boolean, nullable=False),
     sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("request_id", sa.String),  # a request sent twice (its answer was lost) makes one job
     sa.Column("body", sa.LargeBinary, nullable=False),
     sa.Index("jobs_open", "cluster_id", "open"),
+    sa.UniqueConstraint("cluster_id", "request_id"),
 )
 
 events = sa.Table(

@@ -34,6 +34,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     files: tuple[FileTree, ...] = ()
     setup: bool = True
     autostop: Autostop | None = None
+    request_id: str | None = None  # the same id twice is one job
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,12 +91,16 @@ class Control:
         if autostop is not None and autostop != cluster.autostop:
             cluster = self._change(cluster, "autostop set", autostop=autostop)
         crash.point("launch.cluster-row")
-        job = self._queue(cluster, request.task, request.files, user, setup=request.setup)
+        job = self._queue(
+            cluster, request.task, request.files, user, setup=request.setup, request_id=request.request_id
+        )
         crash.point("launch.job-row")
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=created)
 
-    def execute(self, name: str, task: Task, files: tuple[FileTree, ...], user: str) -> Launched:
+    def execute(
+        self, name: str, task: Task, files: tuple[FileTree, ...], user: str, request_id: str | None = None
+    ) -> Launched:
         """Queue a task on a cluster that is up: no setup."""
         cluster = self._live(name)
         if cluster.goal != "up":
@@ -103,11 +108,11 @@ class Control:
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
             )
         _check_fit(cluster, task)
-        job = self._queue(cluster, task, files, user, setup=False)
+        job = self._queue(cluster, task, files, user, setup=False, request_id=request_id)
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False)
 
-    def run_everywhere(self, name: str, command: str, user: str) -> Launched:
+    def run_everywhere(self, name: str, command: str, user: str, request_id: str | None = None) -> Launched:
         """A command on every host at once, beside the queue: it does not wait for the chips and does not hold them."""
         cluster = self._live(name)
         if cluster.goal != "up":
@@ -115,7 +120,7 @@ class Control:
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
             )
         task = Task(name="run", run=command)
-        job = self._queue(cluster, task, (), user, setup=False, exclusive=False)
+        job = self._queue(cluster, task, (), user, setup=False, exclusive=False, request_id=request_id)
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False)
 
@@ -262,6 +267,7 @@ class Control:
         *,
         setup: bool,
         exclusive: bool = True,
+        request_id: str | None = None,
     ) -> Job:
         now = time.time()
         job = Job(
@@ -279,7 +285,7 @@ class Control:
         )
         event = Event(time=now, cluster_id=cluster.id, text="submitted", detail={"state": JobState.PENDING.value})
         try:
-            return self.store.add_job(job, event=event)
+            return self.store.add_job(job, request_id=request_id, event=event)
         except Stale:
             raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
 

@@ -31,6 +31,7 @@ class LaunchBody(Body, frozen=True):
     files: tuple[FileTree, ...] = ()
     setup: bool = True
     autostop: Autostop | None = None
+    request_id: str | None = None  # the same id twice is one job: a client may send again when an answer was lost
 
 
 class ExecBody(Body, frozen=True):
@@ -38,12 +39,14 @@ class ExecBody(Body, frozen=True):
 
     task: Task
     files: tuple[FileTree, ...] = ()
+    request_id: str | None = None
 
 
 class RunBody(Body, frozen=True):
     """A command to run on every host at once, beside the queue."""
 
     command: str
+    request_id: str | None = None
 
 
 class CancelBody(Body, frozen=True):

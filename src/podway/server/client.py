@@ -69,18 +69,32 @@ class Client:
         autostop: Autostop | None = None,
     ) -> api.LaunchReply:
         """Make or take a cluster and queue the task on it; returns at once."""
+        # The name and the request's id are made here, so that a request sent twice makes one cluster and one job.
         body = api.LaunchBody(
-            task=task, cluster=cluster, provider=provider, files=files, setup=setup, autostop=autostop
+            task=task,
+            cluster=cluster or default_name(),
+            provider=provider,
+            files=files,
+            setup=setup,
+            autostop=autostop,
+            request_id=_request_id(),
         )
         return self._call("POST", "/v1/launch", api.LaunchReply, body)
 
     def execute(self, cluster: str, task: Task, files: tuple[FileTree, ...] = ()) -> api.LaunchReply:
         """Queue a task on a cluster that is up."""
-        return self._call("POST", f"{_at(cluster)}/jobs", api.LaunchReply, api.ExecBody(task=task, files=files))
+        return self._call(
+            "POST",
+            f"{_at(cluster)}/jobs",
+            api.LaunchReply,
+            api.ExecBody(task=task, files=files, request_id=_request_id()),
+        )
 
     def run(self, cluster: str, command: str) -> api.LaunchReply:
         """A command on every host, now."""
-        return self._call("POST", f"{_at(cluster)}/run", api.LaunchReply, api.RunBody(command=command))
+        return self._call(
+            "POST", f"{_at(cluster)}/run", api.LaunchReply, api.RunBody(command=command, request_id=_request_id())
+        )
 
     def clusters(self, past: float | None = None) -> list[api.ClusterView]:
         """Live clusters; also those gone that were created since `past`."""
@@ -164,6 +178,8 @@ class Client:
 
     def watch(self, cluster: str, job: int, **options: Any) -> Iterator[api.Frame]:
         """Follow a job to its end, across restarts of the server: nothing is lost and nothing comes twice."""
+        from http.client import HTTPException  # imported here for the same reason as in `_send`
+
         cursor, event, decoder = "", int(options.pop("event", 0)), msgspec.json.Decoder(api.Frame)
         broken_since: float | None = None
         while True:
@@ -178,12 +194,13 @@ class Client:
                             yield frame
                         if frame.kind == "end":
                             return
-            except (OSError, msgspec.DecodeError, Unreachable) as error:
+            except (OSError, HTTPException, msgspec.DecodeError, Unreachable) as error:
                 broken_since = broken_since or time.monotonic()
                 if time.monotonic() - broken_since > RECONNECT_S:
                     raise UserError(f"the Podway server does not answer: {error}", "run the command again") from None
             time.sleep(0.2)
-            options["tail"] = 0  # what the first connection asked for was given; from here on only the cursor counts
+            if cursor:
+                options["tail"] = 0  # what was asked for at first has been shown; from here on only the cursor counts
 
     # the wire
 
@@ -237,6 +254,16 @@ class Client:
             except (OSError, ValueError, KeyError, TypeError):
                 raise Unreachable(str(path)) from None
         return self._known
+
+
+def default_name() -> str:
+    """A cluster name for a launch that gives none."""
+    user = "".join(filter(str.isalnum, os.environ.get("USER", ""))) or "user"
+    return f"podway-{user}-{os.urandom(2).hex()}"
+
+
+def _request_id() -> str:
+    return os.urandom(8).hex()
 
 
 def start_server(place: Path) -> None:

@@ -94,13 +94,15 @@ def launch(call: Call) -> api.LaunchReply:
 def execute(call: Call) -> api.LaunchReply:
     """Queue a task on a cluster, without setup."""
     body: api.ExecBody = call.body
-    done = call.services.control.execute(call.path["cluster"], body.task, body.files, call.caller.user)
+    done = call.services.control.execute(call.path["cluster"], body.task, body.files, call.caller.user, body.request_id)
     return _launched(done)
 
 
 def run(call: Call) -> api.LaunchReply:
     """Run a command on every host now."""
-    done = call.services.control.run_everywhere(call.path["cluster"], call.body.command, call.caller.user)
+    done = call.services.control.run_everywhere(
+        call.path["cluster"], call.body.command, call.caller.user, call.body.request_id
+    )
     return _launched(done)
 
 
@@ -342,6 +344,7 @@ def _launch_request(body: api.LaunchBody) -> LaunchRequest:
         files=body.files,
         setup=body.setup,
         autostop=body.autostop,
+        request_id=body.request_id,
     )
 
 

@@ -1,0 +1,111 @@
+"""A real server in a home of its own, and the questions tests ask of it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+
+from podway.server.client import Client
+from podway.task.task import Accelerator, Resources, Task
+from tests.conftest import processes_of, wait_until
+
+TWO_HOSTS = "v4-16"
+FOUR_HOSTS = "v6e-16"
+
+
+def task(run: str, *, tpu: str = TWO_HOSTS, setup: str = "", **more: object) -> Task:
+    return Task(run=run, setup=setup, resources=(Resources(accelerator=Accelerator(type=tpu)),), **more)  # type: ignore[arg-type]
+
+
+class Podway:
+    """One Podway home with its server, which tests kill and start again."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.client = Client()
+
+    def start(self, crash_at: str = "", **env: str) -> int:
+        """Start the server, perhaps with a place to die at; its pid."""
+        before = (self.home / "server.json").stat().st_mtime_ns if (self.home / "server.json").exists() else 0
+        environment = {**os.environ, "PODWAY_HOME": str(self.home), "PODWAY_CRASH_AT": crash_at, **env}
+        with open(self.home / "server.out", "ab") as out:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "podway.server.main"], env=environment, stdout=out, stderr=out, start_new_session=True
+            )
+        self.child = child
+        wait_until(
+            lambda: (self.home / "server.json").exists() and (self.home / "server.json").stat().st_mtime_ns != before,
+            what="the server",
+        )
+        self.client = Client()
+        return child.pid
+
+    def kill_server(self) -> None:
+        self.child.kill()
+        self.child.wait(10)
+
+    def log_text(self, cluster: str, job: int, **options: object) -> str:
+        return "".join(frame.text for frame in self.client.watch(cluster, job, raw=True, **options) if frame.kind == "log")
+
+    def finished(self, cluster: str, job: int, seconds: float = 40) -> str:
+        """The job's final state."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = self.client.job(cluster, job, wait=5)
+            if found.ended:
+                return found.state
+        raise AssertionError(f"job {job} did not end: {found}")
+
+    def down(self, cluster: str) -> None:
+        """Take it down, and check that nothing of it lives."""
+        self.client.down(cluster)
+        wait_until(lambda: self.client.cluster(cluster).state == "GONE", 40, "the end of the cluster")
+        assert not (self.home / "local" / cluster).exists()
+        assert self.host_processes() == []
+
+    def host_processes(self) -> list[psutil.Process]:
+        """Processes of simulated hosts of this home."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                command = " ".join(process.cmdline())
+                if process.status() != psutil.STATUS_ZOMBIE and str(self.home / "local") in command:
+                    found.append(process)
+                elif process.environ().get("HOME", "").startswith(str(self.home / "local")):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def close(self) -> None:
+        """End everything, the server first so that it starts nothing again."""
+        for find in (lambda: processes_of(self.home), self.host_processes):
+            found = find()
+            for process in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+            psutil.wait_procs(found, timeout=10)
+
+
+def numbered_lines(ranks: int, phase_lines: dict[str, int]) -> Counter[str]:
+    """What `counting` prints over all ranks, without prefixes."""
+    return Counter(
+        f"{phase} {rank} line {n}" for phase, lines in phase_lines.items() for rank in range(ranks) for n in range(lines)
+    )
+
+
+def counting(phase: str, lines: int, pause: float = 0.002) -> str:
+    """Bash that prints numbered lines of its own rank."""
+    rank = "$SKYPILOT_SETUP_NODE_RANK" if phase == "setup" else "$SKYPILOT_NODE_RANK"
+    return f'for i in $(seq 0 {lines - 1}); do echo "{phase} {rank} line $i"; sleep {pause}; done'
+
+
+def without_prefix(text: str) -> Counter[str]:
+    return Counter(line.split(") ", 1)[1] for line in text.splitlines() if line.startswith("("))
