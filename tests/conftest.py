@@ -1,7 +1,9 @@
 """Shared by all tests: a Podway home of its own for each test that wants one, and no silent skips in CI."""
 
 import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +36,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = [item for item in items if item.get_closest_marker("soak") is None]
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
         items[:] = chosen
+
+
+def pg_bin() -> Path | None:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
+    if found:
+        return found[-1].parent
+    here = shutil.which("pg_ctl")
+    return Path(here).parent if here else None
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL of our own, on a socket in a temporary directory."""
+    binaries = pg_bin()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed (tools/system-packages installs it for root)")
+    place = Path("/tmp") / f"podway-pg-{time.time_ns()}"  # a socket's path must be short
+    place.mkdir(mode=0o777)
+    place.chmod(0o777)
+    as_user = ["runuser", "-u", "postgres", "--"] if Path("/proc/self").stat().st_uid == 0 else []
+    data = place / "data"
+
+    def run(*command: str) -> None:
+        subprocess.run([*as_user, *command], check=True, capture_output=True, cwd="/")
+
+    try:
+        run(str(binaries / "initdb"), "-D", str(data), "-A", "trust", "-U", "postgres")
+        run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-l", str(place / "log"), "-o",
+            f"-c listen_addresses='' -k {place} -c fsync=off", "start")  # fmt: skip
+        yield f"postgresql://postgres@/postgres?host={place}"
+    finally:
+        subprocess.run(
+            [*as_user, str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"],
+            capture_output=True,
+            cwd="/",
+        )
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A part may import the parts of its own layer and of those below it; `device` stands on facts alone.
 LAYERS = {
-    "facts": ("errors", "crash", "home", "catalog", "task", "model.shape", "model.layout"),
+    "facts": ("errors", "crash", "home", "order", "catalog", "task", "model.shape", "model.layout"),
     "decisions": ("launch", "plan"),
     "effects": ("hosts", "providers"),
     "sequence": ("control",),

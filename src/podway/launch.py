@@ -14,51 +14,12 @@ import shlex
 import msgspec
 
 from podway.catalog.slices import find_slice
+from podway.order import Host, Order
 from podway.task.task import Git, Task, Url
 
 COORDINATOR_PORT = 8476  # the port JAX itself uses for its coordinator on Cloud TPU
 MEGASCALE_PORT = 8080  # libtpu's default for multislice
 WORKDIR = "~/sky_workdir"
-
-
-class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What to provision, resolved: one slice type, how many of it, where, and how it is paid for."""
-
-    accelerator_type: str | None  # None: one CPU host
-    topology: str | None = None
-    slices: int = 1
-    provider: str
-    region: str | None = None
-    zone: str | None = None
-    spot: bool = False
-    runtime_version: str | None = None
-    hosts_per_slice: int = 1
-    chips_per_host: int = 0
-    hourly_cost: float | None = None
-    disk_gb: int | None = None
-    image: str | None = None
-    labels: dict[str, str] = {}
-    ports: tuple[str, ...] = ()
-    tpu_vm: bool = True
-    queued: bool | None = None
-    reservation: str | None = None
-
-    @property
-    def hosts(self) -> int:
-        """Hosts over all slices: the size of the gang."""
-        return self.slices * self.hosts_per_slice
-
-
-class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One machine of a slice. `rank` runs over all slices; `worker` is the TPU worker id inside its slice."""
-
-    rank: int
-    slice: int
-    worker: int
-    address: str
-    external_address: str | None = None
-    home: str
-    id: str
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 import msgspec
 
 from podway.control.records import Cluster, ClusterState, Job, JobState
-from podway.launch import Host, Order
+from podway.order import Host, Order
 from podway.task.task import Task
 
 ORDER = Order(

@@ -1,7 +1,5 @@
 """The store on SQLite and on a real PostgreSQL: guarded writes, leases, names, numbers."""
 
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,43 +12,6 @@ from podway.control.records import ClusterState, Event, JobState
 from podway.control.store import Stale, Store, open_store, sqlite_url
 from podway.errors import UserError
 from tests.control.samples import cluster, job
-
-
-def pg_bin() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
-    if found:
-        return found[-1].parent
-    here = shutil.which("pg_ctl")
-    return Path(here).parent if here else None
-
-
-@pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL of our own, on a socket in a temporary directory."""
-    binaries = pg_bin()
-    if binaries is None:
-        pytest.skip("PostgreSQL is not installed (tools/system-packages installs it for root)")
-    place = Path("/tmp") / f"podway-pg-{time.time_ns()}"  # a socket's path must be short
-    place.mkdir(mode=0o777)
-    place.chmod(0o777)
-    as_user = ["runuser", "-u", "postgres", "--"] if Path("/proc/self").stat().st_uid == 0 else []
-    data = place / "data"
-
-    def run(*command: str) -> None:
-        subprocess.run([*as_user, *command], check=True, capture_output=True, cwd="/")
-
-    try:
-        run(str(binaries / "initdb"), "-D", str(data), "-A", "trust", "-U", "postgres")
-        run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-l", str(place / "log"), "-o",
-            f"-c listen_addresses='' -k {place} -c fsync=off", "start")  # fmt: skip
-        yield f"postgresql://postgres@/postgres?host={place}"
-    finally:
-        subprocess.run(
-            [*as_user, str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"],
-            capture_output=True,
-            cwd="/",
-        )
-        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.e2e)])

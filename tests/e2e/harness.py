@@ -37,7 +37,11 @@ class Podway:
         environment = {**os.environ, "PODWAY_HOME": str(self.home), "PODWAY_CRASH_AT": crash_at, **env}
         with open(self.home / "server.out", "ab") as out:
             child = subprocess.Popen(
-                [sys.executable, "-m", "podway.server.main"], env=environment, stdout=out, stderr=out, start_new_session=True
+                [sys.executable, "-m", "podway.server.main"],
+                env=environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
         self.child = child
         wait_until(
@@ -52,7 +56,9 @@ class Podway:
         self.child.wait(10)
 
     def log_text(self, cluster: str, job: int, **options: object) -> str:
-        return "".join(frame.text for frame in self.client.watch(cluster, job, raw=True, **options) if frame.kind == "log")
+        return "".join(
+            frame.text for frame in self.client.watch(cluster, job, raw=True, **options) if frame.kind == "log"
+        )
 
     def finished(self, cluster: str, job: int, seconds: float = 40) -> str:
         """The job's final state."""
@@ -71,17 +77,14 @@ class Podway:
         assert self.host_processes() == []
 
     def host_processes(self) -> list[psutil.Process]:
-        """Processes of simulated hosts of this home."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                command = " ".join(process.cmdline())
-                if process.status() != psutil.STATUS_ZOMBIE and str(self.home / "local") in command:
-                    found.append(process)
-                elif process.environ().get("HOME", "").startswith(str(self.home / "local")):
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
+        """Processes of simulated hosts of this home; each one's `info` holds its command as it was seen."""
+        place, found = str(self.home / "local"), []
+        for process in psutil.process_iter(["cmdline", "environ", "status"]):
+            if process.info["status"] == psutil.STATUS_ZOMBIE:
                 continue
+            home = (process.info["environ"] or {}).get("HOME", "")
+            if place in " ".join(process.info["cmdline"] or []) or home.startswith(place):
+                found.append(process)
         return found
 
     def close(self) -> None:
@@ -97,7 +100,10 @@ class Podway:
 def numbered_lines(ranks: int, phase_lines: dict[str, int]) -> Counter[str]:
     """What `counting` prints over all ranks, without prefixes."""
     return Counter(
-        f"{phase} {rank} line {n}" for phase, lines in phase_lines.items() for rank in range(ranks) for n in range(lines)
+        f"{phase} {rank} line {n}"
+        for phase, lines in phase_lines.items()
+        for rank in range(ranks)
+        for n in range(lines)
     )
 
 

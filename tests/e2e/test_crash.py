@@ -52,8 +52,7 @@ def test_killed_while_cancelling(pod: Podway, point: str) -> None:
     pod.client.cancel("c")
     died(pod)
     assert pod.finished("c", 1) == "CANCELLED"
-    names = {process.name() for process in pod.host_processes()}
-    assert "sleep" not in names
+    assert not [p for p in pod.host_processes() if "sleep" in p.info["cmdline"]]
     assert pod.client.launch(task("echo next"), cluster="c").job == 2
     assert pod.finished("c", 2) == "SUCCEEDED"
     pod.down("c")
@@ -87,7 +86,7 @@ def test_killed_while_stopping(pod: Podway, point: str) -> None:
 
 
 def agents(pod: Podway) -> list[psutil.Process]:
-    return [p for p in pod.host_processes() if "serve" in p.cmdline()]
+    return [p for p in pod.host_processes() if "serve" in p.info["cmdline"]]
 
 
 def test_killed_agent_loses_nothing(pod: Podway) -> None:
@@ -108,7 +107,7 @@ def test_killed_host_fails_the_job_by_name(pod: Podway) -> None:
     wait_until(lambda: any("started run" in event.text for event in pod.client.events("c")))
     home = str(pod.home / "local" / "c" / "host-1")
     for process in pod.host_processes():
-        if home in " ".join(process.cmdline()) or process.environ().get("HOME") == home:
+        if home in " ".join(process.info["cmdline"]) or process.info["environ"].get("HOME") == home:
             process.kill()
     assert pod.finished("c", 1) == "FAILED"
     assert "worker1 (rank 1" in pod.client.job("c", 1).reason
@@ -120,7 +119,7 @@ def test_killed_host_fails_the_job_by_name(pod: Podway) -> None:
 def test_a_rank_that_ends_early_leaves_the_others_alone(pod: Podway) -> None:
     """Simulated hosts share one machine: what one host's agent ends must be its own."""
     pod.start()
-    pod.client.launch(task('if [ $PODWAY_RANK = 0 ]; then echo early; else sleep 3; echo late; fi'), cluster="c")
+    pod.client.launch(task("if [ $PODWAY_RANK = 0 ]; then echo early; else sleep 3; echo late; fi"), cluster="c")
     text = pod.log_text("c", 1)
     assert "early" in text and "late" in text
     assert pod.finished("c", 1) == "SUCCEEDED"

@@ -7,7 +7,7 @@ from typing import Any
 from podway.control.records import Cluster
 from podway.errors import ProviderError
 from podway.hosts.link import AgentLink
-from podway.launch import Host
+from podway.order import Host
 from podway.providers import Provider
 
 RETRY_S = 0.5

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from podway.hosts.manifest import FileTree
-from podway.launch import Host, Order
+from podway.order import Host, Order
 from podway.task.task import Autostop, Task
 
 

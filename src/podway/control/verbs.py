@@ -18,7 +18,7 @@ from podway.control.secret_box import SecretBox
 from podway.control.store import Stale, Store
 from podway.errors import UserError
 from podway.hosts.manifest import FileTree
-from podway.launch import Order
+from podway.order import Order
 from podway.providers import Offer, Provider, Request
 from podway.task.task import Autostop, Resources, Task, without_secrets
 

@@ -16,7 +16,7 @@ import msgspec
 
 from podway.errors import UserError
 from podway.hosts.link import Opener
-from podway.launch import Host, Order
+from podway.order import Host, Order
 from podway.task.task import Resources
 
 

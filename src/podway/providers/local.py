@@ -28,7 +28,7 @@ from podway.catalog.slices import find_slice
 from podway.errors import ProviderError, UserError
 from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Opener, kill_local_host, local_opener, start_local_agent
-from podway.launch import Host, Order
+from podway.order import Host, Order
 from podway.providers import Observation, Offer, Request, Shell, Step
 from podway.task.task import Resources
 

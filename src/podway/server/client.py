@@ -1,7 +1,7 @@
 """`Client`: the verbs over HTTP, for the CLI and for Python programs.
 
 A client talks to the team's server when there was a `podway login`, else to this machine's own, which it starts when none runs.
-Only the standard library's HTTP is used, and it is imported when the first call is made: `podway --help` pays nothing for it.
+HTTP is spoken by `http1.py`, which starts ten times faster than the standard library's client; https goes through that one.
 
     client = podway.Client()
     launched = client.launch(task, cluster="demo")
@@ -10,13 +10,9 @@ Only the standard library's HTTP is used, and it is imported when the first call
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -24,15 +20,13 @@ import msgspec
 from podway.errors import UserError
 from podway.home import home
 from podway.server import api
+from podway.server.http1 import Response, request
 
 if TYPE_CHECKING:
-    import http.client
-
     from podway.hosts.manifest import FileTree
     from podway.task.task import Autostop, Task
 
 T = TypeVar("T")
-START_TIMEOUT_S = 30.0
 RECONNECT_S = 60.0
 
 
@@ -178,8 +172,6 @@ class Client:
 
     def watch(self, cluster: str, job: int, **options: Any) -> Iterator[api.Frame]:
         """Follow a job to its end, across restarts of the server: nothing is lost and nothing comes twice."""
-        from http.client import HTTPException  # imported here for the same reason as in `_send`
-
         cursor, event, decoder = "", int(options.pop("event", 0)), msgspec.json.Decoder(api.Frame)
         broken_since: float | None = None
         while True:
@@ -194,7 +186,7 @@ class Client:
                             yield frame
                         if frame.kind == "end":
                             return
-            except (OSError, HTTPException, msgspec.DecodeError, Unreachable) as error:
+            except (OSError, msgspec.DecodeError, Unreachable) as error:
                 broken_since = broken_since or time.monotonic()
                 if time.monotonic() - broken_since > RECONNECT_S:
                     raise UserError(f"the Podway server does not answer: {error}", "run the command again") from None
@@ -211,7 +203,7 @@ class Client:
 
     def _open(
         self, method: str, path: str, data: bytes | Iterable[bytes] | None = None, kind: str = "application/json"
-    ) -> http.client.HTTPResponse:
+    ) -> Response:
         try:
             return self._send(method, path, data, kind)
         except (ConnectionError, Unreachable, FileNotFoundError):
@@ -219,25 +211,19 @@ class Client:
                 url = self._address()[0]
                 raise UserError(f"no Podway server answers at {url}", "check the address, or: podway logout") from None
         self._known = None
+        from podway.server.starting import start_server  # rarely needed, and subprocess is slow to import
+
         start_server(self._place)
         return self._send(method, path, data, kind)
 
-    def _send(
-        self, method: str, path: str, data: bytes | Iterable[bytes] | None, kind: str
-    ) -> http.client.HTTPResponse:
-        import http.client  # imported here: half of `podway --help` otherwise
-
+    def _send(self, method: str, path: str, data: bytes | Iterable[bytes] | None, kind: str) -> Response:
         url, token = self._address()
         scheme, _, rest = url.partition("://")
-        maker = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
         host, _, base = rest.partition("/")
-        connection = maker(host, timeout=90)
         headers = {"Authorization": f"Bearer {token}"}
-        chunked = data is not None and not isinstance(data, bytes)
         if data is not None:
             headers["Content-Type"] = kind
-        connection.request(method, f"/{base}".rstrip("/") + path, body=data, headers=headers, encode_chunked=chunked)
-        response = connection.getresponse()
+        response = request(scheme, host, method, f"/{base}".rstrip("/") + path, headers, data)
         if response.status >= 400:
             raise _problem(response)
         return response
@@ -249,9 +235,9 @@ class Client:
             remote = self._place / "remote.json"
             path = remote if remote.exists() else self._place / "server.json"
             try:
-                found = json.loads(path.read_text())
+                found = msgspec.json.decode(path.read_bytes())
                 self._known = (found["url"], found["token"])
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, msgspec.DecodeError, KeyError, TypeError):
                 raise Unreachable(str(path)) from None
         return self._known
 
@@ -266,52 +252,7 @@ def _request_id() -> str:
     return os.urandom(8).hex()
 
 
-def start_server(place: Path) -> None:
-    """Start this machine's server and wait until it is ready; two at once start one."""
-    before = _stamp(place)
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or value}
-    with open(place / "server.out", "ab") as out:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "podway.server.main"],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-            cwd="/",
-            env=environment,
-        )
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if _stamp(place) not in (None, before):
-            return
-        if child.poll() not in (None, 0, 1):
-            break
-        if child.poll() == 1 and _stamp(place) is not None and _answers(place):
-            return  # another command started it a moment ago
-        time.sleep(0.02)
-    raise UserError("the Podway server did not start", f"see why in {place / 'server.log'} and {place / 'server.out'}")
-
-
-def _stamp(place: Path) -> tuple[int, int] | None:
-    try:
-        found = (place / "server.json").stat()
-    except FileNotFoundError:
-        return None
-    return found.st_mtime_ns, found.st_ino
-
-
-def _answers(place: Path) -> bool:
-    import socket  # only on the path that starts a server
-
-    try:
-        address = json.loads((place / "server.json").read_text())["url"].rpartition("//")[2].partition(":")
-        with socket.create_connection((address[0], int(address[2])), timeout=1):
-            return True
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def _problem(response: http.client.HTTPResponse) -> UserError:
+def _problem(response: Response) -> UserError:
     data = response.read()
     try:
         error = msgspec.json.decode(data, type=api.ErrorReply).error

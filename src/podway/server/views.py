@@ -7,7 +7,7 @@ import msgspec
 from podway.catalog.slices import find_slice
 from podway.control.records import Cluster, Event, Job
 from podway.control.verbs import Preview
-from podway.launch import Order
+from podway.order import Order
 from podway.server.api import ClusterView, EventView, ExitView, JobView, OfferView, PreviewReply
 
 

@@ -1,0 +1,224 @@
+"""What a host remembers about synced files, all of it below its state directory:
+
+    incoming/<sha256>     blobs that arrived and wait to be moved into place
+    manifests/<sha256>    the manifests that are applied somewhere, or were about to be
+    applied/<dest>.json   one *record* per destination: what was put there, and how each file looked right after
+
+A record is written last, so a crash half-way leaves the old one. Before the first change its `pending` names the manifest
+that is about to be applied, so that the next apply also knows what a crashed one may have left behind.
+There is no permanent second copy of any content: besides `incoming`, the files in place are where contents are found again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+
+from .manifests import Entry, Manifest, parse, quote, unquote
+from .packs import FilesError, discard, is_digest, temporary
+from .place import Place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any, BinaryIO
+
+    Mark = tuple[int, int, int, int]
+
+# What an interrupted sync left is kept this long, so that it can be resumed.
+LEFTOVERS_S = 24 * 3600
+
+
+def mark_of(found: os.stat_result) -> Mark:
+    """What changes when somebody writes a file: looked at instead of its content."""
+    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class Record:
+    """What stands at a destination: digest and mark of each file; kind, mode and target of each directory and link."""
+
+    def __init__(self, base: bytes, root: str, manifest: str = "") -> None:
+        self.base = base
+        self.root = root
+        self.manifest = manifest
+        self.pending: list[str] = []
+        self.files: dict[bytes, tuple[str, Mark | None]] = {}
+        self.others: dict[bytes, tuple[str, int, bytes]] = {}
+
+    def encode(self) -> bytes:
+        """As JSON, for the file."""
+        fields = {
+            "base": quote(self.base),
+            "root": self.root,
+            "manifest": self.manifest,
+            "pending": self.pending,
+            "files": {quote(path): [digest, mark] for path, (digest, mark) in self.files.items()},
+            "others": {quote(path): [kind, mode, quote(to)] for path, (kind, mode, to) in self.others.items()},
+        }
+        return json.dumps(fields, separators=(",", ":")).encode("ascii")
+
+    @staticmethod
+    def decode(data: bytes) -> Record:
+        """From the file's JSON."""
+        fields: dict[str, Any] = json.loads(data.decode("ascii"))
+        record = Record(unquote(fields["base"]), fields["root"], fields["manifest"])
+        record.pending = fields["pending"]
+        for path, (digest, mark) in fields["files"].items():
+            record.files[unquote(path)] = (digest, (mark[0], mark[1], mark[2], mark[3]) if mark else None)
+        for path, (kind, mode, target) in fields["others"].items():
+            record.others[unquote(path)] = (kind, mode, unquote(target))
+        return record
+
+
+class Store:
+    """The folders of one host's state directory, and what is in them."""
+
+    def __init__(self, state_dir: str) -> None:
+        self.state_dir = os.path.abspath(state_dir)
+        self.home = os.path.dirname(self.state_dir)
+        self.incoming = os.path.join(self.state_dir, "incoming")
+        self.manifests = os.path.join(self.state_dir, "manifests")
+        self.applied = os.path.join(self.state_dir, "applied")
+        for folder in (self.incoming, self.manifests, self.applied):
+            os.makedirs(folder, 0o700, exist_ok=True)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """One change of this host's trees at a time."""
+        with open(os.path.join(self.applied, ".lock"), "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def resolve(self, path: object) -> bytes:
+        """A path as people write it, `~` being this host's home, as an absolute path. A final '/' stays."""
+        if not isinstance(path, str) or "\0" in path or not path.startswith(("/", "~/", "~")):
+            raise FilesError("%a is not a path on the host: it must begin with / or ~/" % (path,))
+        if path.startswith("~") and path[1:2] not in ("", "/"):
+            raise FilesError("%a is somebody else's home: only ~/ is known here" % path)
+        full = (self.home + path[1:] if path.startswith("~") else path).encode("utf-8", "surrogateescape")
+        return os.path.normpath(full) + (b"/" if full.endswith(b"/") else b"")
+
+    def blob(self, digest: str) -> str:
+        """Where a blob arrives."""
+        return os.path.join(self.incoming, digest)
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob has arrived whole. One with a second name is not trusted: it is some file in place, linked
+        here by an apply that crashed, and may have been written to since."""
+        try:
+            return os.stat(self.blob(digest)).st_nlink == 1
+        except FileNotFoundError:
+            return False
+
+    def manifest(self, digest: object) -> Manifest | None:
+        """The manifest of this id, if the host has it."""
+        if not is_digest(digest):
+            raise FilesError("%a is not the id of a manifest" % (digest,))
+        for folder in (self.manifests, self.incoming):
+            with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, str(digest)), "rb") as file:
+                data = file.read()
+                if hashlib.sha256(data).hexdigest() == digest:
+                    return parse(data)
+        return None
+
+    def keep_manifest(self, digest: str) -> None:
+        """Out of `incoming`, so that it is there as long as a record names it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.blob(digest), os.path.join(self.manifests, digest))
+
+    def key(self, dest: bytes) -> str:
+        """The name of a destination's record."""
+        return hashlib.sha256(dest.rstrip(b"/")).hexdigest()[:32]
+
+    def record(self, key: str) -> Record | None:
+        """What was applied there last; None if nothing was, or if it cannot be read."""
+        try:
+            with open(os.path.join(self.applied, key + ".json"), "rb") as file:
+                return Record.decode(file.read())
+        except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
+            return None
+
+    def write_record(self, key: str, record: Record | None) -> None:
+        """Replace a destination's record in one step."""
+        path = os.path.join(self.applied, key + ".json")
+        if record is None:
+            discard(path)
+            return
+        spare = temporary(self.applied)
+        with open(spare, "xb") as file:
+            file.write(record.encode())
+        os.rename(spare, path)
+
+    def records(self) -> list[Record]:
+        """All of them."""
+        names = [name[:-5] for name in os.listdir(self.applied) if name.endswith(".json")]
+        return [record for record in map(self.record, names) if record is not None]
+
+    def make_room(self) -> None:
+        """The disk is full: give back what arrived and is not in place. It can be sent again."""
+        for name in os.listdir(self.incoming):
+            discard(os.path.join(self.incoming, name))
+
+    def sweep(self, entries: Iterable[Entry]) -> None:
+        """After an apply: drop what it did not need to move, manifests nobody names, and leftovers of long ago."""
+        for entry in entries:
+            if entry.kind == "file":
+                discard(self.blob(entry.sha256))
+        named = {digest for record in self.records() for digest in [record.manifest, *record.pending]}
+        for folder, kept in ((self.incoming, set()), (self.manifests, named), (self.applied, named)):
+            for name in os.listdir(folder):
+                path = os.path.join(folder, name)
+                if name in kept or name == ".lock" or name.endswith(".json"):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - os.lstat(path).st_mtime > LEFTOVERS_S:
+                        os.unlink(path)
+
+
+class Contents:
+    """Where on this host a content can be found: among what arrived, or in a file that some record says holds it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._index: dict[str, list[tuple[bytes, bytes, Mark | None]]] | None = None
+
+    def in_place(self, digest: str) -> Iterator[tuple[bytes, bytes]]:
+        """(base, path) of the files in place that should hold it and that nobody seems to have touched."""
+        if self._index is None:
+            self._index = {}
+            for record in self._store.records():
+                for path, (found, mark) in record.files.items():
+                    self._index.setdefault(found, []).append((record.base, path, mark))
+        for base, path, mark in self._index.get(digest, ()):
+            with contextlib.suppress(OSError), Place(base) as place:
+                found_now = place.stat(path)
+                if found_now is not None and mark == mark_of(found_now):
+                    yield base, path
+
+    def size(self, digest: str) -> int | None:
+        """How long it is; None if it is not here."""
+        if self._store.has(digest):
+            return os.stat(self._store.blob(digest)).st_size
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(os.path.join(self._store.manifests, digest)).st_size
+        for base, path in self.in_place(digest):
+            with Place(base) as place:
+                found = place.stat(path)
+                if found is not None:
+                    return found.st_size
+        return None
+
+    def open(self, digest: str) -> BinaryIO:
+        """Open it to read; FilesError if it is gone. The reader must check it: a file in place may be written to."""
+        if self._store.has(digest):
+            return open(self._store.blob(digest), "rb", buffering=0)
+        with contextlib.suppress(FileNotFoundError):
+            return open(os.path.join(self._store.manifests, digest), "rb", buffering=0)
+        for base, path in self.in_place(digest):
+            with contextlib.suppress(OSError), Place(base) as place:
+                return place.open(path)
+        raise FilesError("blob %s is not on this host" % digest[:12])

@@ -1,0 +1,207 @@
+"""The control side's end of a connection to a host agent.
+
+Flow: 1. an *opener* makes a byte stream to the agent (a unix socket here; ssh elsewhere). 2. `AgentLink.call` sends one
+request and reads its reply (the format: agent/wire.py). 3. Connections are pooled, so that a long poll blocks no other
+call and a quick call costs no connect. 4. A pooled connection may have died unseen; since every operation of the agent
+is idempotent, the call is then made once more on a fresh one. What still fails is a `ProviderError(transient=True)`.
+
+Also here: how an agent is started on this machine, and how all of a simulated host is killed for sure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from podway.errors import ProviderError
+from podway.hosts.agent import processes, wire
+
+READ_SIZE = 256 << 10
+IDLE_CONNECTIONS = 4
+START_TIMEOUT_S = 20.0
+
+
+class Reader(Protocol):
+    """The part of asyncio's and asyncssh's readers used here."""
+
+    async def read(self, n: int = -1) -> bytes: ...
+
+
+class Writer(Protocol):
+    """The part of asyncio's and asyncssh's writers used here."""
+
+    def write(self, data: bytes) -> None: ...
+    async def drain(self) -> None: ...
+    def close(self) -> None: ...
+
+
+Opener = Callable[[], Awaitable[tuple[Reader, Writer]]]
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent answered: the fields of its line, and the bytes after it."""
+
+    fields: dict[str, Any]
+    body: bytes
+
+
+class AgentRefused(ProviderError):
+    """The agent understood and said no; `code` tells programs why. Asking again will not help."""
+
+    def __init__(self, what: str, *, code: str) -> None:
+        super().__init__(what, transient=False)
+        self.code = code
+
+
+class _Connection:
+    """One stream, one request at a time."""
+
+    def __init__(self, reader: Reader, writer: Writer) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._buffer = bytearray()
+
+    async def exchange(self, line: bytes, body: bytes) -> Reply:
+        self._writer.write(line)
+        if body:
+            self._writer.write(body)
+        await self._writer.drain()
+        fields, size = wire.decode(await self._line())
+        return Reply(fields=fields, body=await self._exactly(size))
+
+    async def _fill(self) -> None:
+        data = await self._reader.read(READ_SIZE)
+        if not data:
+            raise ConnectionResetError("the agent closed the connection")
+        self._buffer += data
+
+    async def _line(self) -> bytes:
+        seen = 0
+        while (end := self._buffer.find(b"\n", seen)) < 0:
+            seen = len(self._buffer)
+            if seen > wire.MAX_LINE:
+                raise wire.WireError("the reply's line is too long")
+            await self._fill()
+        line = bytes(self._buffer[: end + 1])
+        del self._buffer[: end + 1]
+        return line
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            await self._fill()
+        body = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return body
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class AgentLink:
+    """Calls to one host's agent, over as many connections as there are calls at once."""
+
+    def __init__(self, opener: Opener, *, address: str = "") -> None:
+        self._opener = opener
+        self._idle: list[_Connection] = []
+        self.address = address
+
+    async def call(
+        self, op: str, *, body: bytes = b"", timeout: float | None = None, retry: bool = True, **fields: Any
+    ) -> Reply:
+        """Ask the agent to do `op`. Without `timeout`: 30 s, plus the `wait` the request itself asks for."""
+        limit = 30.0 + float(fields.get("wait") or 0) if timeout is None else timeout
+        line = wire.encode({"op": op, **fields}, len(body))
+        try:
+            async with asyncio.timeout(limit):
+                reply = await self._exchange(line, body, retry)
+        except TimeoutError:
+            raise ProviderError(f"{op}: the host agent did not answer within {limit:g} s") from None
+        except wire.WireError as error:
+            raise ProviderError(f"{op}: the host agent answered nonsense ({error})") from None
+        except OSError as error:
+            raise ProviderError(f"{op}: no connection to the host agent ({error})") from None
+        if not reply.fields.get("ok"):
+            what = str(reply.fields.get("error") or "refused")
+            raise AgentRefused(f"{op}: {what}", code=str(reply.fields.get("code") or ""))
+        return reply
+
+    async def _exchange(self, line: bytes, body: bytes, retry: bool) -> Reply:
+        if self._idle:
+            try:
+                return await self._on(self._idle.pop(), line, body)
+            except (OSError, wire.WireError):
+                self.close()  # its idle sisters are as old as it was
+                if not retry:
+                    raise
+        return await self._on(_Connection(*await self._opener()), line, body)
+
+    async def _on(self, connection: _Connection, line: bytes, body: bytes) -> Reply:
+        kept = False
+        try:
+            reply = await connection.exchange(line, body)
+            kept = len(self._idle) < IDLE_CONNECTIONS
+            if kept:
+                self._idle.append(connection)
+            return reply
+        finally:
+            if not kept:  # also after a cancelled or failed exchange: what is on the wire is then unknown
+                connection.close()
+
+    def close(self) -> None:
+        """Drop the pooled connections; a later call opens a new one."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+def local_opener(home: Path) -> Opener:
+    """An opener to the agent whose home is the directory `home` of this machine."""
+
+    async def opener() -> tuple[Reader, Writer]:
+        # A socket's path may have 108 bytes at most (unix(7)); through the directory's descriptor any home will do.
+        directory = os.open(home / wire.STATE, os.O_PATH | os.O_DIRECTORY)
+        try:
+            return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{wire.SOCKET}")
+        finally:
+            os.close(directory)
+
+    return opener
+
+
+async def start_local_agent(bundle_path: Path, home: Path, address: str, env: Mapping[str, str]) -> int:
+    """Start the agent of a simulated host, unless it runs already; its pid, once it answers.
+
+    `env` is the whole environment of the agent and should hold PODWAY_HOST_ID, the mark `kill_local_host` looks for.
+    """
+    command = [sys.executable, "-S", "-E", str(bundle_path), "serve", "--home", str(home)]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--address", address, "--daemon",
+        env=dict(env),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise ProviderError(f"the agent of {home} did not start within {START_TIMEOUT_S:g} s") from None
+    if process.returncode:
+        said = err.decode(errors="replace").strip().splitlines()
+        raise ProviderError(f"the agent of {home} did not start: {said[-1] if said else process.returncode}")
+    return int(out)
+
+
+async def kill_local_host(host_id: str, *, timeout: float = 10.0) -> list[int]:
+    """SIGKILL everything of the simulated host: agent, runners, jobs. Answers what still lives after `timeout` seconds.
+
+    The mark is PODWAY_HOST_ID=`host_id` in a process' environment; descendants of the marked belong to it too.
+    """
+    return await asyncio.to_thread(processes.kill_host, host_id, timeout)

@@ -1,0 +1,162 @@
+"""HTTP/1.1 as far as a Podway client speaks it, over a plain socket.
+
+One request on one connection, the body sent whole or in chunks, the answer read by length, in chunks, or to the end. The standard
+library's client does the same and much more, and importing it (with ssl and email) costs more than everything else `podway status`
+does; so it is used for https only.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+TIMEOUT_S = 90.0
+LONGEST_HEAD = 64 * 1024
+
+
+class Response(Protocol):
+    """What callers use of an answer; `http.client.HTTPResponse` has it too."""
+
+    status: int
+
+    def read(self, amount: int | None = None, /) -> bytes: ...
+    def readline(self) -> bytes: ...
+    def __enter__(self) -> Response: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class BadAnswer(ConnectionError):
+    """The other side does not speak HTTP, or stopped in the middle."""
+
+
+def request(
+    scheme: str, host: str, method: str, path: str, headers: dict[str, str], body: bytes | Iterable[bytes] | None
+) -> Response:
+    """Send one request; the answer once its head is there."""
+    if scheme == "https":
+        return _secure(host, method, path, headers, body)
+    name, _, port = host.rpartition(":")
+    if not name:
+        name, port = host, "80"
+    connection = socket.create_connection((name.strip("[]"), int(port)), timeout=TIMEOUT_S)
+    try:
+        _send(connection, host, method, path, headers, body)
+        return _Answer(connection)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _send(
+    connection: socket.socket, host: str, method: str, path: str, headers: dict[str, str], body: bytes | Iterable[bytes] | None
+) -> None:
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close"]
+    lines += [f"{key}: {value}" for key, value in headers.items()]
+    if isinstance(body, bytes) or body is None:
+        lines.append(f"Content-Length: {len(body or b'')}")
+    else:
+        lines.append("Transfer-Encoding: chunked")
+    head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+    if isinstance(body, bytes) or body is None:
+        connection.sendall(head + (body or b""))
+        return
+    connection.sendall(head)
+    for chunk in body:
+        if chunk:
+            connection.sendall(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+    connection.sendall(b"0\r\n\r\n")
+
+
+class _Answer:
+    """An answer being read."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._file = connection.makefile("rb")
+        first = self._file.readline(LONGEST_HEAD).split(None, 2)
+        if len(first) < 2 or not first[0].startswith(b"HTTP/1.") or not first[1].isdigit():
+            raise BadAnswer("not an HTTP answer")
+        self.status = int(first[1])
+        fields = {}
+        while (line := self._file.readline(LONGEST_HEAD)) not in (b"\r\n", b"\n", b""):
+            key, _, value = line.partition(b":")
+            fields[key.strip().lower()] = value.strip()
+        self._chunked = fields.get(b"transfer-encoding", b"").lower() == b"chunked"
+        length = fields.get(b"content-length", b"")
+        self._left = int(length) if length.isdigit() else None  # None: to the end of the connection
+        self._chunk = 0
+        self._buffer = b""
+
+    def read(self, amount: int | None = None, /) -> bytes:
+        """At most `amount` bytes of the body, or all of it; empty at its end."""
+        if amount is None:
+            parts = [self._buffer]
+            self._buffer = b""
+            while piece := self._piece(1 << 16):
+                parts.append(piece)
+            return b"".join(parts)
+        if not self._buffer:
+            return self._piece(amount)
+        found, self._buffer = self._buffer[:amount], self._buffer[amount:]
+        return found
+
+    def readline(self) -> bytes:
+        """The next line, as soon as it is whole; empty at the end of the body."""
+        while b"\n" not in self._buffer:
+            piece = self._piece(1 << 16)
+            if not piece:
+                line, self._buffer = self._buffer, b""
+                return line
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line + b"\n"
+
+    def _piece(self, amount: int) -> bytes:
+        """Some bytes of the body that have come, at most `amount`."""
+        if self._chunked:
+            return self._chunked_piece(amount)
+        if self._left is None:
+            return self._file.read1(amount)
+        if self._left == 0:
+            return b""
+        data = self._file.read1(min(amount, self._left))
+        if not data:
+            raise BadAnswer("the connection ended in the middle of an answer")
+        self._left -= len(data)
+        return data
+
+    def _chunked_piece(self, amount: int) -> bytes:
+        if self._chunk == 0:
+            line = self._file.readline(LONGEST_HEAD)
+            try:
+                self._chunk = int(line.split(b";")[0], 16)
+            except ValueError:
+                raise BadAnswer("the connection ended in the middle of an answer") from None
+            if self._chunk == 0:
+                self._file.readline(LONGEST_HEAD)
+                self._chunked, self._left = False, 0
+                return b""
+        data = self._file.read1(min(amount, self._chunk))
+        if not data:
+            raise BadAnswer("the connection ended in the middle of an answer")
+        self._chunk -= len(data)
+        if self._chunk == 0:
+            self._file.readline(LONGEST_HEAD)
+        return data
+
+    def __enter__(self) -> _Answer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._connection.close()
+
+
+def _secure(host: str, method: str, path: str, headers: dict[str, str], body: Any) -> Response:
+    import http.client  # see the module docstring
+
+    connection = http.client.HTTPSConnection(host, timeout=TIMEOUT_S)
+    chunked = body is not None and not isinstance(body, bytes)
+    connection.request(method, path, body=body, headers=headers, encode_chunked=chunked)
+    return connection.getresponse()  # type: ignore[return-value]  # the same methods, declared a little wider

@@ -1,0 +1,57 @@
+"""Starting this machine's own server: once, detached, ready when this returns."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from podway.errors import UserError
+
+START_TIMEOUT_S = 30.0
+
+
+def start_server(place: Path) -> None:
+    """Start this machine's server and wait until it is ready; two at once start one."""
+    before = _stamp(place)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or value}
+    with open(place / "server.out", "ab") as out:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "podway.server.main"],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            cwd="/",
+            env=environment,
+        )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if _stamp(place) not in (None, before):
+            return
+        if child.poll() not in (None, 0, 1):
+            break
+        if child.poll() == 1 and _stamp(place) is not None and _answers(place):
+            return  # another command started it a moment ago
+        time.sleep(0.02)
+    raise UserError("the Podway server did not start", f"see why in {place / 'server.log'} and {place / 'server.out'}")
+
+
+def _stamp(place: Path) -> tuple[int, int] | None:
+    try:
+        found = (place / "server.json").stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def _answers(place: Path) -> bool:
+    try:
+        address = msgspec.json.decode((place / "server.json").read_bytes())["url"].rpartition("//")[2].partition(":")
+        with socket.create_connection((address[0], int(address[2])), timeout=1):
+            return True
+    except (OSError, msgspec.DecodeError, KeyError, ValueError):
+        return False

@@ -1,0 +1,210 @@
+"""The HTTP API under bad input: whatever is sent, the answer is clean JSON and never a 5xx."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+
+from podway.control.archive import Archive
+from podway.control.secret_box import SecretBox
+from podway.control.store import open_store, sqlite_url
+from podway.control.verbs import Control
+from podway.hosts.blobs import BlobStore
+from podway.providers import open_provider
+from podway.server import api
+from podway.server.app import make_app
+from podway.server.notify import Notifier
+from podway.server.openapi import document
+from podway.server.routes import ROUTES, Services
+from podway.server.streams import Streams
+from podway.task.task import Accelerator, Resources, Task
+
+TOKEN = "test-token"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[TestClient]:
+    store = open_store(sqlite_url(tmp_path / "p.db"))
+    provider = open_provider("local", tmp_path)
+    control = Control(
+        store=store,
+        box=SecretBox(tmp_path / "key"),
+        provider=lambda name: open_provider(name, tmp_path),
+        wake=lambda _: None,
+    )
+    services = Services(
+        control=control,
+        store=store,
+        blobs=BlobStore(tmp_path / "blobs"),
+        archive=Archive(tmp_path / "logs"),
+        provider=lambda name: provider,
+        local_token=TOKEN,
+        local_user="ann",
+    )
+    loop = asyncio.new_event_loop()
+    yield TestClient(make_app(services, Streams(services, Notifier(loop))), raise_server_exceptions=False)
+    loop.close()
+    store.engine.dispose()
+
+
+LAUNCH = msgspec.to_builtins(
+    api.LaunchBody(
+        task=Task(
+            name="x",
+            run="true",
+            env={"A": "b"},
+            secrets={"S": "t"},
+            resources=(Resources(accelerator=Accelerator(type="v6e-8")),),
+        ),
+        cluster="c1",
+        request_id="r",
+    )
+)
+SEEDS: dict[str, Any] = {
+    "LaunchBody": LAUNCH,
+    "ExecBody": {"task": LAUNCH["task"], "files": []},
+    "RunBody": {"command": "true"},
+    "CancelBody": {"jobs": [1], "all": False},
+    "AutostopBody": {"autostop": {"idle_minutes": 5, "down": True}},
+    "DigestsBody": {"digests": ["0" * 64]},
+    "TokenBody": {"user": "bob", "admin": False},
+}
+ODD: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    1e308,
+    "",
+    "x" * 5000,
+    "\ud800",
+    "\x00",
+    "../../etc",
+    [],
+    {},
+    [[]],
+    {"": {}},
+    "v6e-16",
+    "A100",
+]
+
+
+def mutate(value: Any, rng: random.Random) -> Any:
+    """One random change somewhere in a JSON tree."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        key = rng.choice(list(value))
+        change = dict(value)
+        roll = rng.random()
+        if roll < 0.6:
+            change[key] = mutate(value[key], rng)
+        elif roll < 0.75:
+            del change[key]
+        else:
+            change[rng.choice(["bogus", key + "x", ""])] = rng.choice(ODD)
+        return change
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        at = rng.randrange(len(value))
+        return [*value[:at], mutate(value[at], rng), *value[at + 1 :]]
+    return rng.choice(ODD)
+
+
+def request(rng: random.Random) -> tuple[str, str, bytes | None]:
+    route = rng.choice(ROUTES)
+    path = route.path.replace("{cluster}", rng.choice(["c1", "nope", "%00", "a b", "..", "é", "x" * 300]))
+    path = path.replace("{job}", rng.choice(["1", "0", "-1", "99999999999999999999", "x", "1.5", "%F0%9F%92%A9"]))
+    path = path.replace("{user}", rng.choice(["bob", "%2F", "x"]))
+    if rng.random() < 0.3:
+        names = ["wait", "past", "after", "limit", "rank", "tail"]
+        values = ["1e999", "nan", "-1", "x", "", "0", "%00"]
+        path += f"?{rng.choice(names)}={rng.choice(values)}"
+    if route.body is None:
+        return route.method, path, None
+    body: Any = SEEDS[route.body.__name__]
+    for _ in range(rng.randrange(4)):
+        body = mutate(body, rng)
+    data = json.dumps(body).encode("utf-8", "surrogatepass")
+    roll = rng.random()
+    if roll < 0.1:
+        cut = rng.randrange(len(data) + 1)
+        data = data[:cut] + rng.randbytes(rng.randrange(6)) + data[cut:]
+    elif roll < 0.13:
+        data = b"[" * 100_000
+    return route.method, path, data
+
+
+def fuzz(web: TestClient, count: int, seed: int) -> dict[int, int]:
+    rng, seen = random.Random(seed), dict[int, int]()
+    for _ in range(count):
+        method, path, body = request(rng)
+        headers = (
+            HEADERS if rng.random() < 0.97 else {"Authorization": rng.choice(["", "Bearer", "Bearer x", "Basic x"])}
+        )
+        answer = web.request(method, path, content=body, headers=headers)
+        seen[answer.status_code] = seen.get(answer.status_code, 0) + 1
+        assert answer.status_code < 500, (method, path, body, answer.text)
+        value = answer.json()
+        if answer.status_code >= 400:
+            error = value["error"]
+            assert error["what"] and "Traceback" not in error["what"] and "\n" not in error["what"], error
+    return seen
+
+
+def test_fuzzed_requests_get_clean_answers(web: TestClient) -> None:
+    seen = fuzz(web, 700, seed=1)
+    assert {200, 400, 401, 404} <= set(seen), seen
+
+
+@pytest.mark.soak
+def test_ten_thousand_fuzzed_requests(web: TestClient) -> None:
+    assert sum(fuzz(web, 10_000, seed=2).values()) == 10_000
+
+
+def test_a_token_is_needed_everywhere(web: TestClient) -> None:
+    for path, verbs in document()["paths"].items():
+        for verb in verbs:
+            answer = web.request(verb, path.replace("{", "").replace("}", ""))
+            assert answer.status_code == 401, (verb, path)
+
+
+def test_the_openapi_document_covers_every_route(web: TestClient) -> None:
+    shown = web.get("/openapi.json").json()
+    assert {(r.path, r.method.lower()) for r in ROUTES} <= {
+        (p, v) for p, verbs in shown["paths"].items() for v in verbs
+    }
+    assert shown["openapi"].startswith("3.1")
+
+
+def test_an_unknown_key_is_named(web: TestClient) -> None:
+    body = {**LAUNCH, "task": {**LAUNCH["task"], "nmae": "x"}}
+    error = web.post("/v1/launch", json=body, headers=HEADERS).json()["error"]
+    assert "nmae" in error["what"] and "$.task" in error["what"]
+
+
+def test_only_an_administrator_makes_tokens(web: TestClient) -> None:
+    token = web.post("/v1/tokens", json={"user": "bob"}, headers=HEADERS).json()["token"]
+    bob = {"Authorization": f"Bearer {token}"}
+    assert web.get("/v1/info", headers=bob).json()["user"] == "bob"
+    assert web.post("/v1/tokens", json={"user": "eve"}, headers=bob).status_code == 403
+    assert web.delete("/v1/users/bob", headers=HEADERS).status_code == 200
+    assert web.get("/v1/info", headers=bob).status_code == 401
+
+
+def test_a_request_sent_twice_is_one_job(web: TestClient) -> None:
+    first = web.post("/v1/launch", json=LAUNCH, headers=HEADERS).json()
+    assert web.post("/v1/launch", json=LAUNCH, headers=HEADERS).json()["job"] == first["job"]
+    assert len(web.get("/v1/clusters/c1/jobs", headers=HEADERS).json()["jobs"]) == 1
+
+
+def test_secret_values_are_not_in_the_database(web: TestClient, tmp_path: Path) -> None:
+    task = {**LAUNCH["task"], "secrets": {"S": "hunter2-value"}}
+    assert web.post("/v1/launch", json={**LAUNCH, "task": task}, headers=HEADERS).status_code == 200
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or b"hunter2-value" not in path.read_bytes(), path
