@@ -173,7 +173,8 @@ class Gang:
                     raise Cancelled(f"max_duration of {limit} s is over")
                 running = [RankStatus(rank=rank, state="running") for rank in waits if rank not in latest]
                 verdict = judge([*latest.values(), *running])
-                if verdict.outcome == "failed" or (verdict.outcome == "ok" and not waits):
+                # A command beside the queue is no gang: each host sees it through, whatever the others do.
+                if verdict.outcome != "wait" and (not waits or (verdict.outcome == "failed" and self.job.exclusive)):
                     exits = tuple(status.exit for status in latest.values() if status.exit)
                     self.job = msgspec.structs.replace(self.job, exits=exits)
                     return verdict.first

@@ -23,7 +23,7 @@ from podway.control.archive import Archive
 from podway.control.decide import Action, decide
 from podway.control.fleet import Fleet
 from podway.control.gang import Gang
-from podway.control.records import Cluster, ClusterState, Event
+from podway.control.records import Cluster, ClusterState, Event, Job, JobState, shell_key
 from podway.control.secret_box import SecretBox
 from podway.control.store import Stale, Store
 from podway.errors import ProviderError, UserError
@@ -116,12 +116,28 @@ class Controller:
                 f"{type(error).__name__}: {error}" if isinstance(error, OSError) else str(error), kind="error"
             )
             if isinstance(error, UserError) and cluster.state is ClusterState.INIT:
-                await self._save(f"could not be created: {error.what}", goal="gone", reason=error.what)
+                await self._give_up(jobs, error.what)
             wait = min(30.0, PATIENCE_S * self.failures)
         if wait > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wake.wait(), wait)
         return True
+
+    async def _give_up(self, jobs: list[Job], why: str) -> None:
+        """It cannot be created: its jobs failed, and what there is of it goes."""
+        for job in jobs:
+            failed = msgspec.structs.replace(
+                job, state=JobState.FAILED_DRIVER, reason=why, ended=time.time(), secret_box=b""
+            )
+            event = Event(
+                time=time.time(),
+                cluster_id=job.cluster_id,
+                job=job.number,
+                text=why,
+                detail={"state": failed.state.value},
+            )
+            await asyncio.to_thread(self.parts.store.save_job, failed, owner=self.parts.owner, events=(event,))
+        await self._save(f"could not be created: {why}", goal="gone", reason=why)
 
     async def _act(self, provider: Provider, action: Action, seen: Observation) -> float:
         """Do it; how long to rest before looking again."""
@@ -152,6 +168,9 @@ class Controller:
                 await self._mark(action, seen)
                 return 0
             case "autostop":
+                if await self._someone_is_there(provider):
+                    await self._touch()
+                    return 30.0
                 goal = "gone" if cluster.autostop and cluster.autostop.down else "stopped"
                 state = ClusterState.TERMINATING if goal == "gone" else ClusterState.STOPPING
                 await self._save(
@@ -208,6 +227,20 @@ class Controller:
             gang.fleet.close()
             self.gangs.pop(number, None)
             self.wake.set()
+
+    async def _someone_is_there(self, provider: Provider) -> bool:
+        """An open shell keeps a cluster awake, unless its rest rule says that only jobs count."""
+        if self.cluster.autostop is None or self.cluster.autostop.wait_for != "jobs_and_ssh":
+            return False
+        fleet = Fleet(provider, self.cluster)
+        try:
+            job = shell_key(self.cluster)
+            used = await asyncio.gather(*(s.call("usage", job=job, patience=2.0) for s in fleet.sessions))
+            return any(answer.get("processes") for answer in used)
+        except ProviderError:
+            return False
+        finally:
+            fleet.close()
 
     async def _touch(self) -> None:
         """Autostop counts from the end of the last job."""

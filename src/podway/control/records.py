@@ -78,6 +78,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is not ClusterState.GONE
 
 
+def shell_key(cluster: Cluster) -> str:
+    """The mark of interactive shells on a cluster's hosts, in the place of a job's key."""
+    return f"{cluster.id}-shell"
+
+
 class Exit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one rank ended: a code, or a signal, or lost with its host."""
 

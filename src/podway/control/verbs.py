@@ -75,6 +75,8 @@ class Control:
         offers, order = self._choose(request)
         rendered = self.provider(order.provider).render(name, order)
         known = self.store.find(name)
+        if known is not None:
+            _check_fit(known, request.task)
         return Preview(cluster=name, offers=offers, order=order, request=rendered, exists=known is not None)
 
     def launch(self, request: LaunchRequest, user: str) -> Launched:
@@ -87,16 +89,20 @@ class Control:
         else:
             _check_fit(cluster, request.task)
             cluster = self._bring_up(cluster)
+        crash.point("launch.cluster-row")
+        number = None
+        if request.files or _does_something(request.task):
+            job = self._queue(
+                cluster, request.task, request.files, user, setup=request.setup, request_id=request.request_id
+            )
+            number = job.number
+        crash.point("launch.job-row")
         autostop = request.autostop or request.task.autostop
         if autostop is not None and autostop != cluster.autostop:
+            # After the job: an idle cluster with a short rest would otherwise be gone before its job came.
             cluster = self._change(cluster, "autostop set", autostop=autostop)
-        crash.point("launch.cluster-row")
-        job = self._queue(
-            cluster, request.task, request.files, user, setup=request.setup, request_id=request.request_id
-        )
-        crash.point("launch.job-row")
         self.wake(cluster.id)
-        return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=created)
+        return Launched(cluster=name, cluster_id=cluster.id, job=number, created=created)
 
     def execute(
         self, name: str, task: Task, files: tuple[FileTree, ...], user: str, request_id: str | None = None
@@ -239,7 +245,6 @@ class Control:
             order=order,
             created=now,
             active_at=now,
-            autostop=request.autostop or request.task.autostop,
         )
         try:
             self.store.add_cluster(cluster)
@@ -312,6 +317,11 @@ class Control:
                     raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
                 cluster = fresh
         raise UserError(f"cluster {cluster.name} keeps changing", "run the command again", status=409)
+
+
+def _does_something(task: Task) -> bool:
+    """A task with nothing to run or fetch asks for the cluster alone."""
+    return bool(task.run.strip() or task.setup.strip() or task.workdir or task.file_mounts)
 
 
 def _affordable(offer: Offer, resources: Resources) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ import msgspec
 
 from podway.errors import ProviderError
 from podway.hosts.agent import processes, wire
+from podway.hosts.bundle import bundle
 
 READ_SIZE = 256 << 10
 IDLE_CONNECTIONS = 4
@@ -176,16 +178,34 @@ def local_opener(home: Path) -> Opener:
 async def start_local_agent(bundle_path: Path, home: Path, address: str, env: Mapping[str, str]) -> int:
     """Start the agent of a simulated host, unless it runs already; its pid, once it answers.
 
-    `env` is the whole environment of the agent and should hold PODWAY_HOST_ID, the mark `kill_local_host` looks for.
+    An agent of another version is replaced; its jobs go on. `env` is the whole environment of the agent and should hold
+    PODWAY_HOST_ID, the mark `kill_local_host` looks for.
     """
+    link = AgentLink(local_opener(home))
+    until = time.monotonic() + START_TIMEOUT_S
+    try:
+        while True:
+            pid = await _start_daemon(bundle_path, home, address, env)
+            if (await link.call("hello")).fields["version"] == bundle().sha256:
+                return pid
+            await link.call("shutdown", keep_jobs=True)
+            if time.monotonic() > until:
+                raise ProviderError(f"the agent of {home} is of another version and does not give way")
+            await asyncio.sleep(0.02)
+    finally:
+        link.close()
+
+
+async def _start_daemon(bundle_path: Path, home: Path, address: str, env: Mapping[str, str]) -> int:
+    """The pid of the agent that serves `home`, started now or before."""
     command = [sys.executable, "-S", "-E", str(bundle_path), "serve", "--home", str(home)]
     process = await asyncio.create_subprocess_exec(
-        *command, "--address", address, "--daemon",
+        *[*command, "--address", address, "--daemon"],
         env=dict(env),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
             out, err = await process.communicate()
@@ -199,9 +219,9 @@ async def start_local_agent(bundle_path: Path, home: Path, address: str, env: Ma
     return int(out)
 
 
-async def kill_local_host(host_id: str, *, timeout: float = 10.0) -> list[int]:
-    """SIGKILL everything of the simulated host: agent, runners, jobs. Answers what still lives after `timeout` seconds.
+async def kill_local_host(*host_ids: str, timeout: float = 10.0) -> list[int]:
+    """SIGKILL everything of simulated hosts: agents, runners, jobs. Answers what still lives after `timeout` seconds.
 
-    The mark is PODWAY_HOST_ID=`host_id` in a process' environment; descendants of the marked belong to it too.
+    The mark is PODWAY_HOST_ID in a process' environment; descendants of the marked belong to them too.
     """
-    return await asyncio.to_thread(processes.kill_host, host_id, timeout)
+    return await asyncio.to_thread(processes.kill_hosts, host_ids, timeout)

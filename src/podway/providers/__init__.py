@@ -105,8 +105,8 @@ class Provider(Protocol):
     def opener(self, host: Host) -> Opener:
         """Opens streams to the host's agent."""
 
-    def shell(self, host: Host, env: dict[str, str]) -> Shell:
-        """An interactive shell on the host."""
+    def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
+        """An interactive shell on the host, or one command there."""
 
 
 PROVIDERS = {

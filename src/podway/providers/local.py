@@ -162,10 +162,11 @@ class LocalProvider:
         """The agent's Unix socket."""
         return local_opener(Path(host.home))
 
-    def shell(self, host: Host, env: dict[str, str]) -> Shell:
+    def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
         """A shell on this machine that sees what a job on that host sees."""
         prompt = {"PS1": f"[{host.id.split('/')[-1]}] \\w $ ", "HOME": host.home}
-        return Shell(argv=("bash", "--norc", "-i"), env=env | prompt, cwd=f"{host.home}/sky_workdir")
+        argv = ("bash", "--norc", "-i") if command is None else ("bash", "--norc", "-c", command)
+        return Shell(argv=argv, env=env | prompt, cwd=f"{host.home}/sky_workdir")
 
     def _hosts(self, name: str) -> tuple[Host, ...]:
         place = self.root / name

@@ -132,9 +132,10 @@ class Client:
         """History after an event id."""
         return self._call("GET", f"{_at(cluster)}/events?after={after}", api.EventsReply).events
 
-    def shell(self, cluster: str, rank: int = 0) -> api.ShellReply:
-        """How to open a shell on a host."""
-        return self._call("GET", f"{_at(cluster)}/shell?rank={rank}", api.ShellReply)
+    def shell(self, cluster: str, rank: int = 0, command: str | None = None) -> api.ShellReply:
+        """How to open a shell on a host, or run one command there."""
+        query = _query({"rank": rank, "command": command})
+        return self._call("GET", f"{_at(cluster)}/shell?{query}", api.ShellReply)
 
     def usage(self, cluster: str, job: int) -> list[api.UsageView]:
         """What every rank of a job uses now."""
@@ -161,8 +162,11 @@ class Client:
 
     def upload(self, pack: Iterable[bytes]) -> None:
         """Send contents as a pack, streamed."""
-        with self._open("POST", "/v1/files", pack, "application/octet-stream") as response:
-            response.read()
+        try:
+            with self._send("POST", "/v1/files", pack, "application/octet-stream") as response:
+                response.read()
+        except OSError as error:  # a pack is read once and cannot be sent again
+            raise UserError(f"the upload broke off: {error}", "run the command again; what arrived is kept") from None
 
     def output(self, cluster: str, job: int, rank: int, phase: str) -> Iterator[bytes]:
         """The raw bytes of one rank's phase."""
@@ -206,10 +210,14 @@ class Client:
     ) -> Response:
         try:
             return self._send(method, path, data, kind)
-        except (ConnectionError, Unreachable, FileNotFoundError):
+        except (OSError, Unreachable) as error:
             if self._fixed or (self._place / "remote.json").exists():
                 url = self._address()[0]
-                raise UserError(f"no Podway server answers at {url}", "check the address, or: podway logout") from None
+                raise UserError(
+                    f"no Podway server answers at {url} ({error})", "check the address, or: podway logout"
+                ) from None
+            if isinstance(error, TimeoutError):
+                raise UserError("the Podway server does not answer", "see its log: podway server logs") from None
         self._known = None
         from podway.server.starting import start_server  # rarely needed, and subprocess is slow to import
 

@@ -49,7 +49,12 @@ def request(
 
 
 def _send(
-    connection: socket.socket, host: str, method: str, path: str, headers: dict[str, str], body: bytes | Iterable[bytes] | None
+    connection: socket.socket,
+    host: str,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    body: bytes | Iterable[bytes] | None,
 ) -> None:
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close"]
     lines += [f"{key}: {value}" for key, value in headers.items()]

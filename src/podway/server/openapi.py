@@ -97,7 +97,7 @@ def _operation(route: Route) -> dict[str, Any]:
     }
     operation = _with_path(route.path, operation)
     for name, kind in route.query.items():
-        schema = {"type": "integer" if kind is int else "number"}
+        schema = {"type": {int: "integer", float: "number", str: "string"}[kind]}
         operation["parameters"].append({"name": name, "in": "query", "required": False, "schema": schema})
     if route.body is not None:
         operation["requestBody"] = {"required": True, **_json("", route.body.__name__)}

@@ -15,7 +15,7 @@ import msgspec
 
 import podway
 from podway.control.archive import Archive
-from podway.control.records import Cluster
+from podway.control.records import Cluster, shell_key
 from podway.control.store import Store
 from podway.control.verbs import Control, LaunchRequest
 from podway.errors import UserError
@@ -177,7 +177,7 @@ def events(call: Call) -> api.EventsReply:
 
 
 def shell(call: Call) -> api.ShellReply:
-    """The command that opens a shell on one host."""
+    """The command that opens a shell on one host, or runs one command there."""
     found = _find(call)
     rank = int(_number(call.query, "rank", 0))
     if not found.hosts:
@@ -190,7 +190,7 @@ def shell(call: Call) -> api.ShellReply:
         )
     host, provider = found.hosts[rank], call.services.provider(found.order.provider)
     launch = Launch(
-        job=f"{found.id}-shell",
+        job=shell_key(found),
         number=0,
         cluster=found.name,
         task=Task(),
@@ -200,7 +200,7 @@ def shell(call: Call) -> api.ShellReply:
         user=call.caller.user,
         submitted=time.time(),
     )
-    how = provider.shell(host, launch.env_for(host, "run"))
+    how = provider.shell(host, launch.env_for(host, "run"), call.query.get("command"))
     return api.ShellReply(argv=list(how.argv), env=how.env, cwd=how.cwd)
 
 
@@ -303,7 +303,12 @@ ROUTES: tuple[Route, ...] = (
         query={"after": int},
     ),
     Route(
-        method="GET", path=f"{_C}/shell", function=shell, summary="A shell", reply=api.ShellReply, query={"rank": int}
+        method="GET",
+        path=f"{_C}/shell",
+        function=shell,
+        summary="A shell",
+        reply=api.ShellReply,
+        query={"rank": int, "command": str},
     ),
     Route(
         method="POST",

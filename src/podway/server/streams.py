@@ -254,7 +254,7 @@ class Watcher:
                 await self.frames.put(self._event_frame(event))
 
     def _event_frame(self, event: Event) -> api.Frame:
-        state = event.detail.get("state", "") if event.job else ""
+        state = event.detail.get("state", "")  # of the job, or of the cluster when the event is not of a job
         return api.Frame(kind="event", text=event.text, event=event.id, time=event.time, state=state)
 
     def _end(self) -> api.Frame:

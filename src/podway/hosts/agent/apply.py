@@ -2,7 +2,7 @@
 
 Flow: 1. `survey` compares each entry with what stands there; a file whose mark is as recorded is not read again.
 2. `stage` finds every content that is needed (arrived, or in some file in place) and checks it; if one is missing the
-caller is told which, and nothing has changed. 3. The record names the manifest as pending. 4. What the last manifest had
+caller is told which, and nothing has changed. 3. It is noted that the apply has begun. 4. What the last manifest had
 and this one has not is deleted; files that jobs made are not in any manifest, so they stay, unless they stand in the way.
 5. Each wrong entry is replaced in one step. 6. The record is written: only now is the manifest applied.
 A crash at any point leaves whole files and a record that makes the next apply finish the work.
@@ -108,7 +108,7 @@ def _look(base: bytes, entries: list[Entry], record: Record | None) -> Survey:
 def needed(store: Store, dest: object, manifest: Manifest) -> list[str]:
     """The digests of the contents that must still arrive before the manifest can be applied."""
     base, entries = ground(store, dest, manifest)
-    record = store.record(store.key(store.resolve(dest)))
+    record = store.record(store.key(store.resolve(dest), manifest.root))
     wrong = _look(base, entries, record if record and record.base == base else None).wrong
     contents = Contents(store)
     digests = dict.fromkeys(entry.sha256 for entry in wrong if entry.kind == "file")
@@ -117,14 +117,16 @@ def needed(store: Store, dest: object, manifest: Manifest) -> list[str]:
 
 def in_place(store: Store, dest: object, digest: object) -> bool:
     """Whether `dest` is exactly as this manifest's apply left it; the manifest itself is not even read."""
-    record = store.record(store.key(store.resolve(dest)))
-    if record is None or record.manifest != digest or record.pending:
-        return False
-    try:
-        with Place(record.base) as place:
-            return _untouched(place, record)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    path = store.resolve(dest)
+    for key in {store.key(path, "dir"), store.key(path, "file")}:
+        record = store.record(key) if store.applied_id(key) == digest and not store.begun(key) else None
+        if record is not None:
+            try:
+                with Place(record.base) as place:
+                    return _untouched(place, record)
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+    return False
 
 
 def _untouched(place: Place, record: Record) -> bool:
@@ -215,7 +217,7 @@ def apply(store: Store, dest: object, digest: str, manifest: Manifest) -> dict[s
     if in_place(store, dest, digest):
         return {"applied": True, "written": 0, "deleted": 0}
     base, entries = ground(store, dest, manifest)
-    key = store.key(store.resolve(dest))
+    key = store.key(store.resolve(dest), manifest.root)
     record = before = store.record(key)
     if record is not None and (record.base, record.root) != (base, manifest.root):
         record = None  # one file stood here and now a directory shall, or the reverse
@@ -228,18 +230,16 @@ def apply(store: Store, dest: object, digest: str, manifest: Manifest) -> dict[s
         _withdraw(store, key, before)
     _make_base(base, manifest.root, entries)
     with Place(base) as place:
-        doomed = _doomed(store, place, entries, record)
-        done = {"applied": True, "written": len(found.wrong) + len(found.remode), "deleted": 0}
+        begun = store.begun(key)
+        doomed = _doomed(store, place, entries, record, begun if manifest.root == "dir" else [])
         store.keep_manifest(digest)
-        record = record or Record(base, manifest.root)
-        interrupted, record.pending = record.pending, list(dict.fromkeys([*record.pending, digest]))
-        store.write_record(key, record)
+        store.begin(key, digest)
         spare = b".podway.%s." % key.encode("ascii")
-        _clean(store, place, interrupted, spare)
-        done["deleted"] = _delete(place, doomed)
+        _clean(store, place, begun, spare)
+        done = {"applied": True, "written": len(found.wrong) + len(found.remode), "deleted": _delete(place, doomed)}
         with space_on(quote(base)):
             _write(place, found, staged, spare)
-        store.write_record(key, _recorded(place, base, manifest.root, digest, entries, found, staged))
+        store.end(key, _recorded(place, Record(base, manifest.root, digest), entries, found, staged))
     store.sweep(entries)
     return done
 
@@ -261,17 +261,19 @@ def _make_folders(path: bytes) -> None:
         os.chmod(path, 0o755)  # the agent's own umask keeps its state private; these are the user's
 
 
-def _doomed(store: Store, place: Place, entries: list[Entry], record: Record | None) -> dict[bytes, str]:
+def _doomed(
+    store: Store, place: Place, entries: list[Entry], record: Record | None, begun: list[str]
+) -> dict[bytes, str]:
     """Path and kind of what earlier manifests put here and this one has not."""
-    if record is None:
-        return {}
     kept = {entry.path for entry in entries}
-    doomed = dict.fromkeys(record.files, "file")
-    doomed.update({path: other[0] for path, other in record.others.items()})
-    for digest in record.pending:
+    doomed: dict[bytes, str] = {}
+    if record is not None:
+        doomed.update(dict.fromkeys(record.files, "file"))
+        doomed.update({path: other[0] for path, other in record.others.items()})
+    for digest in begun:
         manifest = store.manifest(digest)
         # What a crashed apply meant to write may be a job's own file by now: only what is exactly its work goes.
-        for entry in manifest.entries if manifest and manifest.root == record.root == "dir" else ():
+        for entry in manifest.entries if manifest and manifest.root == "dir" else ():
             if entry.path not in kept and _is(place, entry):
                 doomed[entry.path] = entry.kind
     return {path: kind for path, kind in doomed.items() if path not in kept}
@@ -286,9 +288,9 @@ def _is(place: Place, entry: Entry) -> bool:
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
-def _clean(store: Store, place: Place, interrupted: list[str], prefix: bytes) -> None:
+def _clean(store: Store, place: Place, begun: list[str], prefix: bytes) -> None:
     """Spare names that a crashed apply left in its directories."""
-    for digest in interrupted:
+    for digest in begun:
         manifest = store.manifest(digest)
         if manifest:
             place.remove_named(b"", prefix)
@@ -330,10 +332,8 @@ def _write(place: Place, found: Survey, staged: _Staged, prefix: bytes) -> None:
             place.set_mode(entry.path, entry.mode)
 
 
-def _recorded(
-    place: Place, base: bytes, root: str, digest: str, entries: list[Entry], found: Survey, staged: _Staged
-) -> Record:
-    record = Record(base, root, digest)
+def _recorded(place: Place, record: Record, entries: list[Entry], found: Survey, staged: _Staged) -> Record:
+    """Fill a record with how everything looks now."""
     changed = {entry.path for entry in found.remode}
     newest = 0
     for entry in entries:
@@ -361,8 +361,8 @@ def _outlive(newest: int) -> None:
 def _withdraw(store: Store, key: str, record: Record) -> None:
     """Take back what a record put in place, because the destination changes from one file to a directory or back."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), Place(record.base) as place:
-        _delete(place, _doomed(store, place, [], record))
+        _delete(place, _doomed(store, place, [], record, []))
     if record.root == "dir":
         with contextlib.suppress(OSError):
             os.rmdir(record.base)
-    store.write_record(key, None)
+    store.end(key, None)

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 TPU_DEVICES = ("/dev/accel", "/dev/vfio/")
 LIBTPU_LOCK = "/tmp/libtpu_lockfile"
 MAX_SECONDS = 86400
+MAX_WAIT_S = 600.0  # so that the thread of a caller who vanished is not kept for long
 DEFAULT_GRACE_S = 10.0
 _RUNNER_START_S = 30.0
 _LOOK_AGAIN_S = 1.0  # how late a long poll may learn of what rings no bell, such as a killed runner
-_BASE_ENVIRONMENT = ("PATH", "USER", "LOGNAME", "LANG", "SHELL", "TMPDIR", processes.HOST_MARK)
+# What jobs and runners inherit from the agent; LD_LIBRARY_PATH, because the Python that runs this may need it.
+_BASE_ENVIRONMENT = "PATH USER LOGNAME LANG LC_ALL SHELL TMPDIR LD_LIBRARY_PATH".split() + [processes.HOST_MARK]
 
 
 class Jobs:
@@ -75,9 +77,11 @@ class Jobs:
     # -- operations ------------------------------------------------------------------------------------------------
 
     def start(self, request: Fields) -> Answer:
+        """Run a script as a phase of a job, once; asked again, answer how it stands."""
         this = Phase(self._state, request.get("job", ""), request.get("phase", ""))
         spec = self._spec(request, this)
-        script = _text(request, "script").encode("utf-8", "surrogateescape")
+        if not _is_word(request.get("script")):
+            raise Refused("script must be a text without NUL")
         with self._starting:
             begun = this.begun()  # what was begun is answered for, cancelled or not: the caller may be asking again
             if not begun and phase.cancel_mark(self._state, this.job):
@@ -90,7 +94,7 @@ class Jobs:
                     # A runner that an agent killed since had just started may have come and gone until the lock was free.
                     existing = this.begun() is not None
                     if not existing:
-                        phase.write_file(this.path("script"), script)
+                        phase.write_file(this.path("script"), os.fsencode(request["script"]))
                         self._spawn(this, lock, json.dumps(spec).encode("ascii") + b"\n")
                 finally:
                     os.close(lock)
@@ -99,7 +103,7 @@ class Jobs:
     def status(self, request: Fields) -> Answer:
         """How a phase stands; with `wait`, once it has ended or so many seconds later."""
         this = Phase(self._state, request.get("job", ""), request.get("phase", ""))
-        until = time.monotonic() + _seconds(request, "wait", 0.0)
+        until = _wait_until(request)
         while True:
             seen = self.bell.count()
             answer = self._describe(this)
@@ -113,10 +117,11 @@ class Jobs:
         return answer, b""
 
     def follow(self, request: Fields) -> Answer:
+        """What a phase printed from `offset` on; with `wait`, as soon as there is something, or its end."""
         this = Phase(self._state, request.get("job", ""), request.get("phase", ""))
         offset = _whole_number(request, "offset", 0)
         limit = min(_whole_number(request, "limit", output.MAX_READ), output.MAX_READ)
-        until = time.monotonic() + _seconds(request, "wait", 0.0)
+        until = _wait_until(request)
         while True:
             seen = self.bell.count()
             answer = self._describe(this)
@@ -131,13 +136,15 @@ class Jobs:
         return answer, piece.data
 
     def cancel(self, request: Fields) -> Answer:
+        """End all of a job, and let nothing of it start any more."""
         job = phase.checked_name("job", request.get("job"))
-        until = time.monotonic() + _seconds(request, "wait", 0.0)
+        until = _wait_until(request)
         self._begin_cancel(job, _seconds(request, "grace", DEFAULT_GRACE_S))
         left = self._await_cancel(job, until)
         return {"gone": left is None, "left": left or []}, b""
 
     def jobs(self, request: Fields) -> Answer:
+        """All phases this host knows, and how they stand."""
         found = []
         for job in phase.job_names(self._state):
             cancelled = phase.cancel_mark(self._state, job) is not None
@@ -146,6 +153,7 @@ class Jobs:
         return {"jobs": found}, b""
 
     def usage(self, request: Fields) -> Answer:
+        """What all phases of a job use, and have used."""
         job = phase.checked_name("job", request.get("job"))
         found = phase.phases(self._state, job)
         answer = self._usage([each for each in found if each.unfinished()])
@@ -156,6 +164,7 @@ class Jobs:
         return answer, b""
 
     def forget(self, request: Fields) -> Answer:
+        """Delete what is kept of a job that has ended."""
         job = phase.checked_name("job", request.get("job"))
         directory = phase.job_dir(self._state, job)
         with self._starting:
@@ -168,10 +177,12 @@ class Jobs:
         return {"forgotten": True}, b""
 
     def chips(self, request: Fields) -> Answer:
+        """Who has a TPU open, and whether libtpu's lock file is there."""
         holders = [{"pid": pid, "device": path} for pid, path in processes.device_holders(TPU_DEVICES)]
         return {"holders": holders, "lockfile": LIBTPU_LOCK if os.path.exists(LIBTPU_LOCK) else None}, b""
 
     def sweep(self, request: Fields) -> Answer:
+        """Kill what jobs that have ended left on this host."""
         host_id = os.environ.get(processes.HOST_MARK)
         return {"killed": self._endings.sweep(host_id) if host_id else []}, b""
 
@@ -198,14 +209,12 @@ class Jobs:
         if processes.HOST_MARK in base:
             marks[processes.HOST_MARK] = base[processes.HOST_MARK]
         interpreter = request.get("interpreter") or ["bash"]
-        if not isinstance(interpreter, list) or not all(
-            isinstance(word, str) and "\0" not in word for word in interpreter
-        ):
+        if not isinstance(interpreter, list) or not all(map(_is_word, interpreter)):
             raise Refused("interpreter must be a list of words")
         if request.get("login"):
             interpreter = [*interpreter, "-l"]
         cwd = request.get("cwd") or "~"
-        if not isinstance(cwd, str) or "\0" in cwd:
+        if not _is_word(cwd):
             raise Refused("cwd must be a path")
         if cwd == "~" or cwd.startswith("~/"):
             cwd = self._home + cwd[1:]
@@ -288,11 +297,12 @@ def _base_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in _BASE_ENVIRONMENT if name in os.environ}
 
 
-def _text(request: Fields, name: str) -> str:
-    value = request.get(name)
-    if not isinstance(value, str):
-        raise Refused(f"{name} must be a text")
-    return value
+def _is_word(value: object) -> bool:
+    """Whether this can be given to a program: as an argument, in its environment, as a path."""
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:  # half a surrogate pair, which stands for no bytes
+        return False
 
 
 def _whole_number(request: Fields, name: str, default: int) -> int:
@@ -309,11 +319,16 @@ def _seconds(request: Fields, name: str, default: float) -> float:
     return float(value)
 
 
+def _wait_until(request: Fields) -> float:
+    """When, on the monotonic clock, a long poll has to answer at the latest."""
+    return time.monotonic() + min(_seconds(request, "wait", 0.0), MAX_WAIT_S)
+
+
 def _environment(request: Fields, name: str) -> dict[str, str]:
     value = request.get(name) or {}
     if not isinstance(value, dict):
         raise Refused(f"{name} must map names to texts")
     for key, text in value.items():
-        if not key or "=" in key or "\0" in key or not isinstance(text, str) or "\0" in text:
+        if not _is_word(key) or not key or "=" in key or not _is_word(text):
             raise Refused(f"{name}: {key!r:.100} cannot be an environment variable")
     return value

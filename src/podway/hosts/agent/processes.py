@@ -126,10 +126,15 @@ def environ(pid: int) -> dict[str, str]:
     return found
 
 
-def marked(procs: Snapshot, name: str, value: str) -> set[int]:
-    """Those of `procs` whose environment says name=value."""
-    mark = b"\0" + os.fsencode(f"{name}={value}") + b"\0"
-    return {pid for pid in procs if mark in b"\0" + _slurp(f"/proc/{pid}/environ", _ENVIRON_LIMIT) + b"\0"}
+def marked(procs: Snapshot, name: str, *values: str) -> set[int]:
+    """Those of `procs` whose environment says name=value, for one of the values."""
+    marks = [b"\0" + os.fsencode(f"{name}={value}") + b"\0" for value in values]
+    found = set()
+    for pid in procs:
+        environment = b"\0" + _slurp(f"/proc/{pid}/environ", _ENVIRON_LIMIT) + b"\0"
+        if any(mark in environment for mark in marks):
+            found.add(pid)
+    return found
 
 
 def ancestors(procs: Snapshot, pid: int) -> set[int]:
@@ -261,19 +266,20 @@ def device_holders(prefixes: tuple[str, ...]) -> list[tuple[int, str]]:
     return found
 
 
-def kill_host(host_id: str, timeout: float) -> list[int]:
-    """SIGKILL all that carries the host's mark, and its descendants; what is left after `timeout` seconds.
+def kill_hosts(host_ids: Iterable[str], timeout: float) -> list[int]:
+    """SIGKILL all that carries one of the hosts' marks, and its descendants; what is left after `timeout` seconds.
 
-    The agent is stopped first, so that it starts nothing new, and the runners are kept to the last: while they live, no
+    Agents are stopped first, so that they start nothing new, and runners are kept to the last: while they live, no
     process of theirs, even one with an empty environment, can leave their trees.
     """
+    ids = list(host_ids)
     known: Known = set()
     until = time.monotonic() + timeout
     pause = 0.002
     while True:
         procs = snapshot()
         spared = ancestors(procs, os.getpid())
-        seeds = marked(procs, HOST_MARK, host_id)
+        seeds = marked(procs, HOST_MARK, *ids)
         seeds |= {pid for pid, start in known if pid in procs and procs[pid].start == start}
         found = (seeds | descendants(procs, seeds - spared)) - spared
         known.update((pid, procs[pid].start) for pid in found)

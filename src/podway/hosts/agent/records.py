@@ -3,9 +3,10 @@
     incoming/<sha256>     blobs that arrived and wait to be moved into place
     manifests/<sha256>    the manifests that are applied somewhere, or were about to be
     applied/<dest>.json   one *record* per destination: what was put there, and how each file looked right after
+    applied/<dest>.begun  the ids of manifests whose apply began there and has not ended
 
-A record is written last, so a crash half-way leaves the old one. Before the first change its `pending` names the manifest
-that is about to be applied, so that the next apply also knows what a crashed one may have left behind.
+A record is written last, so a crash half-way leaves the old one; what has begun is noted before the first change, so that
+the next apply also knows what a crashed one may have left behind.
 There is no permanent second copy of any content: besides `incoming`, the files in place are where contents are found again.
 """
 
@@ -16,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import time
 
 from .manifests import Entry, Manifest, parse, quote, unquote
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 # What an interrupted sync left is kept this long, so that it can be resumed.
 LEFTOVERS_S = 24 * 3600
+_APPLIED = re.compile(rb'\{"manifest":"([0-9a-f]{64})"')
 
 
 def mark_of(found: os.stat_result) -> Mark:
@@ -45,17 +48,15 @@ class Record:
         self.base = base
         self.root = root
         self.manifest = manifest
-        self.pending: list[str] = []
         self.files: dict[bytes, tuple[str, Mark | None]] = {}
         self.others: dict[bytes, tuple[str, int, bytes]] = {}
 
     def encode(self) -> bytes:
         """As JSON, for the file."""
         fields = {
+            "manifest": self.manifest,  # first, so that `Store.applied_id` need not read the rest
             "base": quote(self.base),
             "root": self.root,
-            "manifest": self.manifest,
-            "pending": self.pending,
             "files": {quote(path): [digest, mark] for path, (digest, mark) in self.files.items()},
             "others": {quote(path): [kind, mode, quote(to)] for path, (kind, mode, to) in self.others.items()},
         }
@@ -66,7 +67,6 @@ class Record:
         """From the file's JSON."""
         fields: dict[str, Any] = json.loads(data.decode("ascii"))
         record = Record(unquote(fields["base"]), fields["root"], fields["manifest"])
-        record.pending = fields["pending"]
         for path, (digest, mark) in fields["files"].items():
             record.files[unquote(path)] = (digest, (mark[0], mark[1], mark[2], mark[3]) if mark else None)
         for path, (kind, mode, target) in fields["others"].items():
@@ -75,7 +75,7 @@ class Record:
 
 
 class Store:
-    """The folders of one host's state directory, and what is in them."""
+    """The folders of one host's state directory, and what is in them. Made anew for each request."""
 
     def __init__(self, state_dir: str) -> None:
         self.state_dir = os.path.abspath(state_dir)
@@ -83,6 +83,7 @@ class Store:
         self.incoming = os.path.join(self.state_dir, "incoming")
         self.manifests = os.path.join(self.state_dir, "manifests")
         self.applied = os.path.join(self.state_dir, "applied")
+        self._records: dict[str, Record | None] = {}
         for folder in (self.incoming, self.manifests, self.applied):
             os.makedirs(folder, 0o700, exist_ok=True)
 
@@ -130,33 +131,62 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             os.rename(self.blob(digest), os.path.join(self.manifests, digest))
 
-    def key(self, dest: bytes) -> str:
-        """The name of a destination's record."""
-        return hashlib.sha256(dest.rstrip(b"/")).hexdigest()[:32]
+    def key(self, dest: bytes, root: str) -> str:
+        """The name of a destination's record. A final '/' matters for one file only: it then goes *into* `dest`."""
+        return hashlib.sha256(dest if root == "file" else dest.rstrip(b"/")).hexdigest()[:32]
 
     def record(self, key: str) -> Record | None:
-        """What was applied there last; None if nothing was, or if it cannot be read."""
+        """What was applied there last; None if nothing was, or if it cannot be read. Read once."""
+        if key not in self._records:
+            try:
+                with open(os.path.join(self.applied, key + ".json"), "rb") as file:
+                    self._records[key] = Record.decode(file.read())
+            except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
+                self._records[key] = None
+        return self._records[key]
+
+    def applied_id(self, key: str) -> str:
+        """The id of the manifest that was applied there last, or ""."""
         try:
             with open(os.path.join(self.applied, key + ".json"), "rb") as file:
-                return Record.decode(file.read())
-        except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
-            return None
+                found = _APPLIED.match(file.read(128))
+        except FileNotFoundError:
+            return ""
+        return found[1].decode("ascii") if found else ""
 
-    def write_record(self, key: str, record: Record | None) -> None:
-        """Replace a destination's record in one step."""
-        path = os.path.join(self.applied, key + ".json")
+    def begun(self, key: str) -> list[str]:
+        """The ids of the manifests whose apply there began and did not end."""
+        try:
+            with open(os.path.join(self.applied, key + ".begun")) as file:
+                return [line for line in file.read().split("\n") if is_digest(line)]
+        except FileNotFoundError:
+            return []
+
+    def begin(self, key: str, digest: str) -> None:
+        """Note that this manifest's apply begins: from here on it may leave things behind."""
+        self._write(key + ".begun", "\n".join(dict.fromkeys([*self.begun(key), digest])).encode("ascii"))
+
+    def end(self, key: str, record: Record | None) -> None:
+        """Note what stands there now; this is what makes an apply done."""
         if record is None:
-            discard(path)
-            return
+            discard(os.path.join(self.applied, key + ".json"))
+        else:
+            self._write(key + ".json", record.encode())
+        discard(os.path.join(self.applied, key + ".begun"))
+        self._records[key] = record
+
+    def _write(self, name: str, data: bytes) -> None:
         spare = temporary(self.applied)
         with open(spare, "xb") as file:
-            file.write(record.encode())
-        os.rename(spare, path)
+            file.write(data)
+        os.rename(spare, os.path.join(self.applied, name))
+
+    def _keys(self, kind: str) -> list[str]:
+        return [name[: -len(kind)] for name in os.listdir(self.applied) if name.endswith(kind)]
 
     def records(self) -> list[Record]:
         """All of them."""
-        names = [name[:-5] for name in os.listdir(self.applied) if name.endswith(".json")]
-        return [record for record in map(self.record, names) if record is not None]
+        return [record for record in map(self.record, self._keys(".json")) if record is not None]
 
     def make_room(self) -> None:
         """The disk is full: give back what arrived and is not in place. It can be sent again."""
@@ -168,13 +198,14 @@ class Store:
         for entry in entries:
             if entry.kind == "file":
                 discard(self.blob(entry.sha256))
-        named = {digest for record in self.records() for digest in [record.manifest, *record.pending]}
-        for folder, kept in ((self.incoming, set()), (self.manifests, named), (self.applied, named)):
+        named = {self.applied_id(key) for key in self._keys(".json")}
+        named.update(digest for key in self._keys(".begun") for digest in self.begun(key))
+        for folder in (self.incoming, self.manifests, self.applied):
             for name in os.listdir(folder):
-                path = os.path.join(folder, name)
-                if name in kept or name == ".lock" or name.endswith(".json"):
+                if name in named or name.endswith((".json", ".begun", ".lock")):
                     continue
                 with contextlib.suppress(FileNotFoundError):
+                    path = os.path.join(folder, name)
                     if time.time() - os.lstat(path).st_mtime > LEFTOVERS_S:
                         os.unlink(path)
 

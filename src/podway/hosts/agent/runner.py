@@ -74,7 +74,7 @@ class Runner:
         self._phase = this
         self._spec = spec
         self._writer = Writer(this.dir)
-        self._masker = Masker(value.encode("utf-8", "surrogateescape") for value in spec["secrets"].values())
+        self._masker = Masker(map(os.fsencode, spec["secrets"].values()))
         self._bell = -1
         self._main = 0
         self._status: int | None = None

@@ -37,6 +37,7 @@ MAX_CONNECTIONS = 200
 LOG_LIMIT = 1 << 20
 _STRANGERS_EVERY_S = 1.0
 _LOCK_WAIT_S = 10.0
+_NO_ROOM_S = 0.05
 
 
 class Identity:
@@ -46,7 +47,7 @@ class Identity:
         self.home = os.path.abspath(home)
         self.state = os.path.join(self.home, wire.STATE)
         self.address = address
-        self.bundle = bundle
+        self.bundle = os.path.abspath(bundle)  # now, because a daemon leaves the directory it began in
         self.version = version
 
 
@@ -131,7 +132,10 @@ class Agent:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection, _ = listener.accept()
+        except BlockingIOError:
+            return
         except OSError:
+            time.sleep(_NO_ROOM_S)  # out of descriptors, most likely; the caller stays in the queue
             return
         connection.setblocking(True)
         if not self._connections.acquire(blocking=False):

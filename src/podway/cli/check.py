@@ -1,0 +1,39 @@
+"""`podway check FILE`: the task as understood, or where the file is wrong. Nothing is started."""
+
+import sys
+
+import click
+import msgspec
+
+from podway.cli.options import output_option
+from podway.cli.task_options import task_options
+from podway.task.environment import Overrides
+from podway.task.explain import explain
+from podway.task.read import read_task, read_task_text
+from podway.task.schema import json_schema
+from podway.task.task import without_secrets
+
+
+@click.command(name="check")
+@click.argument("file", required=False)
+@output_option
+@click.option("--json-schema", "as_schema", is_flag=True, help="Print the JSON schema of task files, for editors.")
+@task_options
+def command(file: str | None, output: str, as_schema: bool, overrides: Overrides) -> None:
+    """Read the task in FILE (- for standard input) and print what it means.
+
+    A mistake is shown with its file, line and column, and what to do about it.
+    """
+    if as_schema:
+        click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2))
+        return
+    if file is None:
+        raise click.UsageError("Give the path of a task file, or --json-schema.")
+    if file == "-":
+        task = read_task_text(sys.stdin.buffer.read(), overrides=overrides)
+    else:
+        task = read_task(file, overrides=overrides)
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(without_secrets(task)), indent=2))
+    else:
+        click.echo(explain(task), nl=False)

@@ -1,0 +1,73 @@
+"""Clusters by name, by pattern (`exp-*`), or all of them; and doing one thing to each of them."""
+
+import time
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+import click
+
+from podway.cli.screen import Screen
+from podway.errors import UserError
+from podway.server.api import ClusterView
+from podway.server.client import Client
+
+_POLL_S = (0.05, 0.5)  # soon at first, then seldom
+
+
+def matching(clusters: Sequence[ClusterView], patterns: Sequence[str]) -> list[ClusterView]:
+    """Those whose name matches one of the patterns, in their own order; a pattern that matches none is a mistake."""
+    for pattern in patterns:
+        if not any(fnmatchcase(cluster.name, pattern) for cluster in clusters):
+            names = ", ".join(cluster.name for cluster in clusters[:8])
+            hint = f"clusters there are: {names}" if names else "there are none; make one with: podway launch"
+            raise UserError(f"there is no cluster {pattern!r}", hint)
+    return [cluster for cluster in clusters if any(fnmatchcase(cluster.name, pattern) for pattern in patterns)]
+
+
+def chosen(client: Client, names: Sequence[str], *, every: bool) -> list[ClusterView]:
+    """What the command is about; naming nothing, or both names and --all, is a usage error."""
+    if bool(names) == every:
+        raise click.UsageError(
+            "Give the names of clusters, or --all." if not names else "Give names or --all, not both."
+        )
+    clusters = client.clusters()
+    return clusters if every else matching(clusters, names)
+
+
+def for_each(
+    clusters: Sequence[ClusterView], act: Callable[[str], ClusterView], client: Client, goal: str, doing: str, done: str
+) -> None:
+    """Ask for it on all clusters at once, then wait until each is in the state `goal`. One that cannot stops no other."""
+    failures: list[UserError] = []
+    asked: list[ClusterView] = []
+    for cluster in clusters:
+        try:
+            asked.append(act(cluster.name))
+        except UserError as error:
+            failures.append(error)
+    with Screen() as screen:
+        for cluster in asked:
+            screen.wait(f"{doing} {cluster.name}")
+            try:
+                until(client, cluster, goal)
+                screen.done(f"Cluster {cluster.name} {done.format(name=cluster.name)}.")
+            except UserError as error:
+                failures.append(error)
+    for other in failures[1:]:
+        click.echo(f"Error: {other}", err=True)
+    if failures:
+        raise failures[0]
+
+
+def until(client: Client, asked: ClusterView, goal: str) -> None:
+    """Return when the cluster is in the state `goal`, or is not the one that was asked any more."""
+    pause, most = _POLL_S
+    while True:
+        cluster = client.cluster(asked.name)
+        if cluster.id != asked.id or cluster.state == goal:
+            return
+        if cluster.state == "GONE" or cluster.goal != asked.goal:
+            why = cluster.reason or "it was changed by another command"
+            raise UserError(f"cluster {cluster.name} is {cluster.state}: {why}", f"see: podway status {cluster.name}")
+        time.sleep(pause)
+        pause = min(most, pause * 1.5)

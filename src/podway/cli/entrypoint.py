@@ -1,0 +1,27 @@
+"""ENTRYPOINT, as launch and exec take it: a task file, a bash command, or nothing at all."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from podway.cli.quoting import command_text
+from podway.task.environment import Overrides
+from podway.task.read import read_task, read_task_text, task_from_command
+from podway.task.task import Task
+
+
+def read_entrypoint(words: Sequence[str], overrides: Overrides) -> Task:
+    """The task that the words stand for. Words after a file are arguments for its `${{ run.args }}`."""
+    if not words:
+        return read_task_text("{}", name="<command line>", overrides=overrides)
+    if is_task_file(words[0]):
+        return read_task(words[0], overrides=msgspec.structs.replace(overrides, run_args=tuple(words[1:])))
+    return task_from_command(command_text(words), overrides)
+
+
+def is_task_file(word: str) -> bool:
+    """By its name: a file that is not there is a mistake to report, not a command to run."""
+    if not word.lower().endswith((".yaml", ".yml")):
+        return False
+    return not any(char.isspace() for char in word) or Path(word).is_file()

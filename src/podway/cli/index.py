@@ -1,0 +1,140 @@
+"""The table of verbs, and the group that imports a verb only when it is called.
+
+`podway --help` is drawn from the table alone: it costs the import of click and nothing else. To add a verb, write its file and
+add its row; an alias of another tool's verb is a row too.
+"""
+
+import importlib
+import os
+
+import click
+
+from podway import __version__
+
+RUN, CLUSTERS, FACTS, SERVER = "Run", "Clusters", "Facts", "Podway itself"
+
+# verb -> (where its command is, what it does in one line, the section of --help)
+VERBS: dict[str, tuple[str, str, str]] = {
+    "launch": ("podway.cli.launch:command", "Run a task on a cluster, which is made if it is not there.", RUN),
+    "exec": ("podway.cli.execute:command", "Run a task on a cluster that is up, without its setup.", RUN),
+    "queue": ("podway.cli.queue:command", "Show the jobs of clusters.", RUN),
+    "logs": ("podway.cli.logs:command", "Show what a job prints, and follow it to its end.", RUN),
+    "cancel": ("podway.cli.cancel:command", "Cancel jobs, and wait until nothing of them is left.", RUN),
+    "run": ("podway.cli.run:command", "Run a command on every host at once, beside the queue.", RUN),
+    "apply": ("podway.cli.apply:command", "Launch a task file on a cluster named after it (as in dstack).", RUN),
+    "attach": ("podway.cli.logs:command", "The same as logs (as in dstack).", RUN),
+    "status": ("podway.cli.status:command", "Show clusters.", CLUSTERS),
+    "ps": ("podway.cli.status:command", "The same as status (as in dstack).", CLUSTERS),
+    "ssh": ("podway.cli.ssh:command", "Open a shell on a host of a cluster.", CLUSTERS),
+    "stop": ("podway.cli.stop:command", "Stop clusters and keep their disks.", CLUSTERS),
+    "start": ("podway.cli.start:command", "Start stopped clusters.", CLUSTERS),
+    "down": ("podway.cli.down:command", "Delete clusters and everything they made.", CLUSTERS),
+    "autostop": ("podway.cli.autostop:command", "Stop or delete a cluster once it is idle.", CLUSTERS),
+    "cost": ("podway.cli.cost:command", "Show what clusters cost, the gone ones too.", CLUSTERS),
+    "tpus": ("podway.cli.tpus:command", "Show TPUs: their sizes, memory, speed and price.", FACTS),
+    "check": (
+        "podway.cli.check:command",
+        "Read the task in FILE (- for standard input) and print what it means.",
+        FACTS,
+    ),
+    "login": ("podway.cli.login:command", "Use a team's server.", SERVER),
+    "logout": ("podway.cli.logout:command", "Go back to this machine's own server.", SERVER),
+    "server": ("podway.cli.server:command", "Run a server, or look after the one of this machine.", SERVER),
+    "completion": ("podway.cli.completion:command", "Print a script that completes podway in your shell.", SERVER),
+    "version": ("podway.cli.version:command", "Show the version.", SERVER),
+}
+
+# What other tools call these verbs, for the suggestion after a typing mistake.
+KNOWN_AS = {
+    "api": "server",
+    "cost-report": "cost",
+    "delete": "down",
+    "gpus": "tpus",
+    "offer": "tpus",
+    "show-gpus": "tpus",
+}
+COMPLETE_VARIABLE = "_PODWAY_COMPLETE"
+
+
+class VerbTable(click.Group):
+    """A group whose commands are the rows of `VERBS`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's file, now that it is needed."""
+        if cmd_name not in VERBS:
+            return None
+        module, _, name = VERBS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest verb in the complaint: click knows only commands that are imported."""
+        if args[0] not in VERBS and not ctx.resilient_parsing:
+            from difflib import get_close_matches  # only a mistake needs it
+
+            near = [KNOWN_AS[args[0]]] if args[0] in KNOWN_AS else get_close_matches(args[0], VERBS, n=1)
+            raise click.UsageError(
+                f"No such command {args[0]!r}." + "".join(f" Did you mean {v!r}?" for v in near), ctx
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """A list for each section."""
+        width = max(len(verb) for verb in VERBS)
+        for section in dict.fromkeys(row[2] for row in VERBS.values()):
+            with formatter.section(section):
+                rows = [(verb.ljust(width), text) for verb, (_, text, its) in VERBS.items() if its == section]
+                formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list["click.shell_completion.CompletionItem"]:
+        """Verbs from the table; click itself would import every file for its help line."""
+        from click.shell_completion import CompletionItem  # only a shell that completes needs it
+
+        verbs = [CompletionItem(verb, help=row[1]) for verb, row in VERBS.items() if verb.startswith(incomplete)]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def _print_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"podway {__version__}")
+        ctx.exit()
+
+
+@click.command(
+    cls=VerbTable,
+    name="podway",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    no_args_is_help=False,
+    invoke_without_command=True,
+    epilog="""\b
+With no cloud account, a slice is simulated on this machine. Try:
+  podway launch --tpus v6e-16 'echo hello from host $PODWAY_RANK of $PODWAY_NUM_HOSTS'
+""",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+@click.pass_context
+def podway(ctx: click.Context) -> None:
+    """From a laptop to a TPU pod in one command."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def complete(instruction: str) -> int:
+    """Answer a shell that asks for completions; the scripts of `podway completion` call this through the environment."""
+    from click.shell_completion import shell_complete  # only a shell that completes needs it
+
+    return shell_complete(podway, {}, "podway", COMPLETE_VARIABLE, instruction)
+
+
+def completion_asked() -> str:
+    """What a completing shell asks for, or nothing."""
+    return os.environ.get(COMPLETE_VARIABLE, "")

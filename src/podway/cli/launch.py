@@ -1,0 +1,72 @@
+"""`podway launch`: from a task file or a command to its output on every host."""
+
+import click
+
+from podway.cli.entrypoint import read_entrypoint
+from podway.cli.launching import Wishes, launch
+from podway.cli.options import cluster_option, output_option, yes_option
+from podway.cli.task_options import task_options
+from podway.task.environment import Overrides
+from podway.task.task import Autostop
+
+
+@click.command(name="launch")
+@click.argument("entrypoint", nargs=-1)
+@cluster_option
+@task_options
+@click.option("--dryrun", is_flag=True, help="Print the request that would be sent, as JSON, and do nothing.")
+@click.option("-d", "--detach-run", is_flag=True, help="Return once the job is submitted.")
+@click.option(
+    "-i",
+    "--idle-minutes-to-autostop",
+    "idle_minutes",
+    type=click.FloatRange(min=0),
+    metavar="MINUTES",
+    help="Stop the cluster after this long without a job.",
+)
+@click.option("--down", is_flag=True, help="Delete the cluster when its jobs are done (with -i: after that long).")
+@click.option("--no-setup", is_flag=True, help="Leave out the task's setup.")
+@click.option("--raw", is_flag=True, help="Show every host's copy of lines that all print alike.")
+@yes_option
+@output_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    entrypoint: tuple[str, ...],
+    overrides: Overrides,
+    cluster: str | None,
+    dryrun: bool,
+    detach_run: bool,
+    idle_minutes: float | None,
+    down: bool,
+    no_setup: bool,
+    raw: bool,
+    yes: bool,
+    output: str,
+) -> None:
+    """Run a task on a cluster, which is made if it is not there.
+
+    ENTRYPOINT is a task file (SkyPilot's or dstack's) or a bash command; without it, only the cluster is made.
+    Quote a command that has options of its own, or put it after --.
+
+    Exits with 0 if the job succeeded, 100 if it failed, 103 if it was cancelled.
+    Ctrl-C stops watching, never the job.
+    """
+    wishes = Wishes(
+        cluster=cluster,
+        autostop=rest_rule(idle_minutes, down),
+        setup=not no_setup,
+        yes=yes,
+        detach=detach_run,
+        dryrun=dryrun,
+        raw=raw,
+        json=output == "json",
+    )
+    ctx.exit(launch(read_entrypoint(entrypoint, overrides), wishes))
+
+
+def rest_rule(idle_minutes: float | None, down: bool) -> Autostop | None:
+    """--down alone means: as soon as the last job has ended."""
+    if idle_minutes is None and not down:
+        return None
+    return Autostop(idle_minutes=idle_minutes or 0.0, down=down)

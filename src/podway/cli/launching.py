@@ -1,0 +1,168 @@
+"""A launch, from a task to the end of its job.
+
+1. the server is asked what it would do: the offers, the one it takes, and the exact request (`--dryrun` ends here);
+2. the person agrees (a new cluster only, and only at a terminal);
+3. files go up, and then the launch itself: from here on everything goes on without this command;
+4. the job is followed to its end, whose state is the exit code.
+"""
+
+import click
+import msgspec
+
+from podway.cli.asking import proceed
+from podway.cli.choosing import until
+from podway.cli.screen import LAST, MORE, Screen
+from podway.cli.tables import table
+from podway.cli.uploading import upload
+from podway.cli.watching import Story, follow, tell_end
+from podway.cli.words import count
+from podway.control.records import ENDED
+from podway.server.api import Frame, LaunchBody, LaunchReply, OfferView, PreviewReply
+from podway.server.client import Client
+from podway.task.task import Autostop, Task
+
+OFFERS_SHOWN = 10
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says beside the task."""
+
+    cluster: str | None = None
+    autostop: Autostop | None = None
+    setup: bool = True
+    yes: bool = False
+    detach: bool = False
+    dryrun: bool = False
+    raw: bool = False
+    json: bool = False
+
+
+def launch(task: Task, wishes: Wishes) -> int:
+    """Do it; the exit code."""
+    client = Client()
+    with Screen(err=wishes.json or wishes.dryrun) as screen:
+        tell_notes(task)
+        body = LaunchBody(task=task, cluster=wishes.cluster, setup=wishes.setup, autostop=wishes.autostop)
+        preview = client.preview(body)
+        if not preview.exists:
+            screen.line(offers_page(preview))
+        if wishes.dryrun:
+            click.echo(msgspec.json.format(msgspec.json.encode(preview.request)))
+            return 0
+        if not preview.exists:
+            proceed(f"Launching a new cluster {preview.cluster!r}.", yes=wishes.yes)
+        files = upload(client, screen, task)
+        screen.step(_doing(preview))
+        reply = client.launch(task, cluster=preview.cluster, files=files, setup=wishes.setup, autostop=wishes.autostop)
+        return _see_through(client, screen, reply, wishes)
+
+
+def submit(cluster: str, task: Task, wishes: Wishes) -> int:
+    """Queue the task on a cluster that is up, and see it through; the exit code."""
+    client = Client()
+    with Screen(err=wishes.json) as screen:
+        tell_notes(task)
+        files = upload(client, screen, task, mounts=False)
+        reply = client.execute(cluster, task, files)
+        return _see_through(client, screen, reply, wishes)
+
+
+def tell_notes(task: Task) -> None:
+    """What the file says that has no effect here."""
+    for note in task.notes:
+        click.echo(f"Note: {note}", err=True)
+
+
+def offers_page(preview: PreviewReply) -> str:
+    """The ways there are to get what the task asks for, and the one that is taken."""
+    shown = preview.offers[:OFFERS_SHOWN]
+    shown += [offer for offer in preview.offers[OFFERS_SHOWN:] if offer.chosen]
+    rows = [
+        (
+            f"{offer.provider} ({offer.zone})" if offer.zone else offer.provider,
+            _accelerator(offer) + ("[spot]" if offer.spot else ""),
+            offer.topology,
+            offer.hosts,
+            offer.chips or None,
+            None if offer.hourly_cost is None else f"{offer.hourly_cost:,.2f}",
+            offer.note or None,
+            "✔" if offer.chosen else "",
+        )
+        for offer in shown
+    ]
+    headers = ("INFRA", "TPU", "TOPOLOGY", "HOSTS", "CHIPS", "COST ($/h)", "NOTE", "CHOSEN")
+    title = f"Considered resources ({count(preview.order.slices, 'slice')}):"
+    left = len(preview.offers) - len(shown)
+    more = f"\n... and {left} more" if left else ""
+    return f"{title}\n{table(headers, rows, right=('HOSTS', 'CHIPS', 'COST ($/h)'))}{more}\n"
+
+
+def _accelerator(offer: OfferView) -> str:
+    kind = offer.accelerator_type or "cpu"
+    return f"{offer.slices}x {kind}" if offer.slices > 1 else kind
+
+
+def _doing(preview: PreviewReply) -> str:
+    if preview.exists:
+        return f"Using the existing cluster {preview.cluster}."
+    offer = next((offer for offer in preview.offers if offer.chosen), None)
+    if offer is None:
+        return f"Launching cluster {preview.cluster}."
+    place = f"{offer.provider} ({offer.zone})" if offer.zone else offer.provider
+    hosts = count(offer.hosts, "host")
+    note = f" {offer.note[:1].upper()}{offer.note[1:]}." if offer.note else ""
+    return f"Launching cluster {preview.cluster}: {_accelerator(offer)} ({hosts}) on {place}.{note}"
+
+
+def _see_through(client: Client, screen: Screen, reply: LaunchReply, wishes: Wishes) -> int:
+    """Follow what was begun, unless told to leave it; then say what can be done next."""
+    end = Frame(kind="end")
+    code = 0
+    if reply.job is None:
+        if not wishes.detach:
+            screen.wait(f"Launching cluster {reply.cluster}")
+            until(client, client.cluster(reply.cluster), "UP")
+            screen.done(f"Cluster up: {reply.cluster}.")
+    elif wishes.detach:
+        screen.step(f"Job submitted, ID: {reply.job}")
+    else:
+        story = Story(screen, reply.cluster, reply.job, waiting_for_cluster=reply.created)
+        if not reply.created:
+            _tell_queue(client, screen, reply.cluster, reply.job)
+        end = follow(client, screen, reply.cluster, reply.job, story, raw=wishes.raw)
+        code = tell_end(screen, reply.job, end)
+    screen.line(useful_commands(reply.cluster, None if end.state in ENDED else reply.job))
+    if wishes.json:
+        document = {**msgspec.to_builtins(reply), "state": end.state or None, "reason": end.reason}
+        click.echo(msgspec.json.format(msgspec.json.encode(document)))
+    return code
+
+
+def _tell_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
+    ahead = [one for one in client.jobs(cluster, limit=100) if one.number < job and one.exclusive]
+    waiting = [one for one in ahead if one.state not in ENDED]
+    if waiting:
+        screen.line(f"{MORE} Waiting for {count(len(waiting), 'job')} ahead of it.")
+
+
+def useful_commands(cluster: str, job: int | None) -> str:
+    """What one may want to type next."""
+    blocks = []
+    if job is not None:
+        blocks.append(
+            (f"Job ID: {job}", [("follow it", f"logs {cluster} {job}"), ("cancel it", f"cancel {cluster} {job}")])
+        )
+    on_cluster = [
+        ("run more on it", f"exec {cluster} FILE"),
+        ("see its jobs", f"queue {cluster}"),
+        ("open a shell on it", f"ssh {cluster}"),
+        ("delete it", f"down {cluster}"),
+    ]
+    blocks.append((f"Cluster name: {cluster}", on_cluster))
+    lines = ["", "Useful commands"]
+    for title, items in blocks:
+        lines.append(title)
+        for index, (what, how) in enumerate(items):
+            branch = LAST if index == len(items) - 1 else MORE
+            lines.append(f"{branch} To {what + ':':<20} podway {how}")
+    return "\n".join(lines)

@@ -1,0 +1,77 @@
+"""`podway login`: from now on, commands go to a team's server."""
+
+import json
+import os
+import sys
+from http.client import HTTPException
+from urllib.parse import urlsplit
+
+import click
+
+from podway.errors import UserError
+from podway.home import home
+from podway.server.client import Client
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@click.command(name="login")
+@click.argument("url")
+@click.option(
+    "--token", help="Your token. Better: leave it out and type it, or pipe it in; arguments can be seen by others."
+)
+def command(url: str, token: str | None) -> None:
+    """Use a team's server.
+
+    URL is the server's address. An administrator makes you a token with: podway server token USER
+    """
+    url = checked_url(url)
+    token = token or _asked_token()
+    try:
+        info = Client(url, token).info()
+    except (OSError, HTTPException) as error:
+        raise UserError(f"cannot reach {url}: {error}", "check the address, and that the server runs") from None
+    save_remote(url, token)
+    click.echo(f"Logged in to {url} as {info.user}{' (administrator)' if info.admin else ''}.")
+
+
+def checked_url(text: str) -> str:
+    """The address without a trailing slash, if it can be one."""
+    text = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(text)
+        port_ok = parts.port is None or parts.port > 0
+    except ValueError:
+        parts, port_ok = urlsplit(""), False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok or parts.query or parts.fragment:
+        raise UserError(
+            f"{text!r} is not the address of a server", "write it as https://podway.example.org or http://HOST:PORT"
+        )
+    if parts.username is not None:
+        raise UserError("the address holds a name or password", "leave it out; Podway knows you by your token")
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+        click.echo(
+            f"Note: {parts.hostname} is reached without encryption; your token can be read on the way.", err=True
+        )
+    return text.rstrip("/")
+
+
+def _asked_token() -> str:
+    if sys.stdin.isatty():
+        text = click.prompt("Token", hide_input=True, err=True)
+    else:
+        text = sys.stdin.readline()
+    token = str(text).strip()
+    if not token or not token.isascii() or not token.isprintable():
+        raise UserError("there is no token", "type it, or pipe it in: podway login URL < token.txt")
+    return token
+
+
+def save_remote(url: str, token: str) -> None:
+    """Only its owner can read it, and it is never there in part."""
+    path = home() / "remote.json"
+    temp = path.with_name(f"remote.json.{os.getpid()}")
+    descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({"url": url, "token": token}, file)
+    temp.replace(path)

@@ -1,0 +1,127 @@
+"""`podway logs` (and `podway attach`): what a job prints, live or afterwards."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from podway.cli.options import cluster_argument
+from podway.cli.screen import Screen
+from podway.cli.watching import NOT_FOUND, exit_code, follow, tell_end
+from podway.cli.words import count
+from podway.errors import UserError
+from podway.server.client import Client
+
+PHASES = ("setup", "run")
+
+
+@click.command(name="logs")
+@cluster_argument
+@click.argument("job", type=click.IntRange(min=1), required=False)
+@click.option("--follow/--no-follow", "keep", default=True, help="Go on until the job ends.  [default: follow]")
+@click.option("--tail", type=click.IntRange(min=0), default=0, help="Only the last N lines of what is there; 0: all.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only what this host prints.")
+@click.option("--raw", is_flag=True, help="Show every host's copy of lines that all print alike.")
+@click.option("--timestamps", is_flag=True, help="The time (UTC) before each line.")
+@click.option("--status", is_flag=True, help="Show only the job's status; the exit code tells it too.")
+@click.option("-s", "--sync-down", metavar="DIR", help="Save every host's output as files in DIR instead.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    cluster: str,
+    job: int | None,
+    keep: bool,
+    tail: int,
+    rank: int | None,
+    raw: bool,
+    timestamps: bool,
+    status: bool,
+    sync_down: str | None,
+) -> None:
+    """Show what a job prints, and follow it to its end.
+
+    JOB is a number as `podway queue` shows it; without it, the latest job. Ctrl-C stops watching, never the job.
+
+    Followed to its end, or with --status, exits with 0 if the job succeeded, 100 if it failed, 101 if it has not ended, 102
+    if there is no such job, 103 if it was cancelled.
+    """
+    client = Client()
+    if status:
+        ctx.exit(_tell_status(client, cluster, job))
+    number = job or _latest(client, cluster)
+    with Screen() as screen:
+        if sync_down is not None:
+            _save(client, screen, cluster, number, Path(sync_down).expanduser())
+            return
+        # A word, not False: the client leaves out what is false, and the server follows unless told not to.
+        options: dict[str, Any] = {
+            "follow": "true" if keep else "false",
+            "tail": tail,
+            "rank": rank,
+            "raw": raw,
+            "timestamps": timestamps,
+        }
+        screen.wait(f"Waiting for output of job {number} on {cluster}")
+        end = follow(client, screen, cluster, number, **options)
+        if keep:
+            ctx.exit(tell_end(screen, number, end))
+
+
+def _latest(client: Client, cluster: str) -> int:
+    jobs = client.jobs(cluster, limit=1)
+    if not jobs:
+        raise UserError(f"cluster {cluster} has no jobs", f"submit one: podway exec {cluster} FILE", status=404)
+    return jobs[-1].number
+
+
+def _tell_status(client: Client, cluster: str, number: int | None) -> int:
+    try:
+        job = client.job(cluster, number or _latest(client, cluster))
+    except UserError as error:
+        if error.status != 404:
+            raise
+        click.echo(f"{error.what}", err=True)
+        return NOT_FOUND
+    click.echo(f"Job {job.number}: {job.state}")
+    return exit_code(job.state)
+
+
+def _save(client: Client, screen: Screen, cluster: str, number: int, into: Path) -> None:
+    """One file for each rank and phase that wrote something, as it was written."""
+    ranks = client.cluster(cluster).order.hosts
+    client.job(cluster, number)  # says so if there is no such job
+    place, files = into / f"{cluster}-{number}", 0
+    with _writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+    for rank in range(ranks):
+        for phase in PHASES:
+            screen.wait(f"Saving {phase} of rank {rank}")
+            files += _save_one(client.output(cluster, number, rank, phase), place / f"rank-{rank}.{phase}.log")
+    screen.done(f"Saved {count(files, 'file')} in {place}")
+
+
+def _save_one(pieces: Iterator[bytes], path: Path) -> bool:
+    """Write the pieces under the file's name, which it gets when it is whole; whether there were any."""
+    piece = next(pieces, None)
+    if piece is None:
+        return False
+    part = path.with_suffix(".part")
+    with _writing(part):
+        file = part.open("wb")
+    with file:
+        while piece is not None:
+            with _writing(part):
+                file.write(piece)
+            piece = next(pieces, None)
+    part.replace(path)
+    return True
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", "give another directory, or make room") from None

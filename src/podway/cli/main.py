@@ -1,0 +1,111 @@
+"""`podway`: the console entry and its one error boundary.
+
+Every command ends here, and each way to end has one look:
+
+1. a `UserError` is two lines on stderr, what is wrong and what to do, and exit 1;
+2. a mistake in the command line names the nearest command or option, and exits 2;
+3. Ctrl-C says that the job goes on, how to follow it and how to cancel it, and exits 130;
+4. a reader that went away (`podway logs x | head`) is silence;
+5. anything else is our own fault: one line, and exit 70; PODWAY_DEBUG=1 shows the traceback.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from podway.cli.index import complete, completion_asked, podway
+from podway.errors import UserError
+
+FAILED, USAGE, INTERNAL, INTERRUPTED, NO_READER = 1, 2, 70, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code."""
+    _prepare_streams()
+    try:
+        code = _invoke(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # What is still buffered goes nowhere, instead of into a second error when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return NO_READER
+    except Exception as error:
+        if os.environ.get("PODWAY_DEBUG"):
+            import traceback  # only our own faults need it
+
+            traceback.print_exc()
+        _say(f"Podway itself failed: {type(error).__name__}: {error} (set PODWAY_DEBUG=1 for the traceback)")
+        return INTERNAL
+
+
+def _prepare_streams() -> None:
+    """A terminal that cannot show a character, or a stream that was closed (`>&-`), must not end a command."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _invoke(arguments: list[str]) -> int:
+    if instruction := completion_asked():
+        return complete(instruction)
+    try:
+        # Not `podway.main()`: click would turn Ctrl-C into an abort and forget what was interrupted.
+        with podway.make_context("podway", arguments) as context:
+            podway.invoke(context)
+        return 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        _complain(error.format_message(), _usage_hint(error))
+        return USAGE
+    except click.ClickException as error:
+        _complain(error.format_message(), "")
+        return error.exit_code
+    except click.Abort:
+        _say("Nothing was done.")
+        return FAILED
+    except UserError as error:
+        _complain(error.what, error.hint)
+        return FAILED
+    except KeyboardInterrupt as error:
+        _say("\n" + (str(error) or "Interrupted. What was already asked for goes on; see it with: podway status"))
+        return INTERRUPTED
+
+
+def _usage_hint(error: click.UsageError) -> str:
+    if error.ctx is None:
+        return "see: podway --help"
+    lines = [" ".join(error.ctx.get_usage().split()), f"see: {error.ctx.command_path} --help"]
+    takes_command = any(p.name in ("entrypoint", "command") and p.nargs == -1 for p in error.ctx.command.params)
+    if takes_command and isinstance(error, click.NoSuchOption):
+        lines.append(f"if {error.option_name} belongs to the command to run: quote that command, or put it after --")
+    return "\n".join(lines)
+
+
+def _complain(what: str, hint: str) -> None:
+    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    label = click.style("Error:", fg="red", bold=True) if colour else "Error:"
+    _say(f"{label} {_visible(what)}")
+    for line in hint.split("\n") if hint else ():
+        _say(f"  {_visible(line)}")
+
+
+def _visible(text: str) -> str:
+    """With control characters escaped: what a file holds must not steer the terminal it is quoted on."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""`podway queue`: the jobs of one cluster, or of every cluster."""
+
+import time
+
+import click
+import msgspec
+
+from podway.cli.choosing import matching
+from podway.cli.options import cluster_names_argument, output_option
+from podway.cli.tables import table
+from podway.cli.words import ago, duration
+from podway.server.api import JobView
+from podway.server.client import Client
+
+HEADERS = ("ID", "NAME", "USER", "SUBMITTED", "STARTED", "DURATION", "RESOURCES", "STATUS")
+
+
+@click.command(name="queue")
+@cluster_names_argument
+@output_option
+def command(names: tuple[str, ...], output: str) -> None:
+    """Show the jobs of clusters.
+
+    CLUSTER may be a name or a pattern such as 'exp-*'; without it, the jobs of all clusters are shown.
+    """
+    client = Client()
+    clusters = client.clusters()
+    if names:
+        clusters = matching(clusters, names)
+    jobs = {cluster.name: client.jobs(cluster.name) for cluster in clusters}
+    if output == "json":
+        every = [job for some in jobs.values() for job in some]
+        click.echo(msgspec.json.format(msgspec.json.encode(every)))
+        return
+    if not clusters:
+        click.echo("No existing clusters.")
+        return
+    parts = [f"Job queue of cluster {name}\n{page(some, time.time())}" for name, some in jobs.items()]
+    click.echo("\n\n".join(parts))
+
+
+def page(jobs: list[JobView], now: float) -> str:
+    """The table, latest job first, as people expect a queue's history."""
+    if not jobs:
+        return "No jobs."
+    rows = [
+        (
+            job.number,
+            job.name,
+            job.user,
+            ago(job.submitted, now),
+            ago(job.started, now),
+            duration((job.ended or now) - job.started) if job.started else None,
+            job.resources if job.exclusive else "beside the queue",
+            job.state,
+        )
+        for job in reversed(jobs)
+    ]
+    return table(HEADERS, rows)

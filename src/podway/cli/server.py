@@ -1,0 +1,195 @@
+"""`podway server`: run a server for a team, or look after the one of this machine.
+
+`podway server` alone, and `podway server run`, become the server process. The other subcommands ask or end the server of this
+machine; `token`, `users` and `revoke` go to the server that commands go to, the team's after a login.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from podway.cli.options import output_option
+from podway.cli.tables import table
+from podway.cli.words import ago
+from podway.errors import UserError
+from podway.home import home
+from podway.server.api import InfoReply
+from podway.server.client import Client
+from podway.server.starting import start_server
+
+STOP_TIMEOUT_S = 15.0
+NOT_RUNNING = 3  # what init scripts answer for a service that does not run
+
+
+class RunByDefault(click.Group):
+    """`podway server --port 8080` is `podway server run --port 8080`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the word in."""
+        bare = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        if bare and not ctx.resilient_parsing:  # a shell that completes wants to see the subcommands
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(name="server", cls=RunByDefault)
+def command() -> None:
+    """Run a server, or look after the one of this machine.
+
+    Every machine has its own server, which starts by itself when a command needs it. A team shares one: run it where all can
+    reach it, make a token for each person, and let them log in.
+
+    `podway server [OPTIONS]` is `podway server run [OPTIONS]`.
+    """
+
+
+@command.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on.  [default: any free one]")
+@click.option("--db", metavar="URL", default="", help="postgresql://... for a team.  [default: SQLite in PODWAY_HOME]")
+@click.option("--foreground", is_flag=True, help="Log here instead of in PODWAY_HOME/server.log.")
+def run(host: str, port: int, db: str, foreground: bool) -> None:
+    """Be the server, until Ctrl-C."""
+    environment = {**os.environ, "PODWAY_DB": db} if db else dict(os.environ)  # not argv: the URL may hold a password
+    argv = [sys.executable, "-m", "podway.server.main", "--host", host, "--port", str(port)]
+    sys.stdout.flush()
+    os.execve(sys.executable, [*argv, "--foreground"] if foreground else argv, environment)
+
+
+@command.command()
+def start() -> None:
+    """Start this machine's server, if it does not run."""
+    info = _running()
+    if info is None:
+        start_server(home())
+        info = _running()
+    if info is None:
+        raise UserError("the Podway server ended as soon as it had started", "see why: podway server logs")
+    click.echo(f"The Podway server runs (pid {info.pid}).")
+
+
+@command.command()
+def stop() -> None:
+    """End this machine's server. Jobs and hosts go on without it."""
+    info = _running()
+    if info is None:
+        click.echo("No Podway server runs for this machine.")
+        return
+    os.kill(info.pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while _alive(info.pid):
+        if time.monotonic() > deadline:
+            raise UserError(f"the server (pid {info.pid}) does not end", f"end it yourself: kill -9 {info.pid}")
+        time.sleep(0.05)
+    click.echo("The Podway server is stopped. Jobs go on; the next command starts it again.")
+
+
+@command.command()
+@output_option
+@click.pass_context
+def status(ctx: click.Context, output: str) -> None:
+    """Show which server commands go to, and whether it answers."""
+    remote = _read(home() / "remote.json")
+    info = Client().info() if remote else _running()
+    url = (remote or _read(home() / "server.json")).get("url")
+    if output == "json":
+        document = {"running": info is not None, "url": url if info else None, "team": bool(remote), "info": info}
+        click.echo(msgspec.json.format(msgspec.json.encode(document)))
+    elif info is None:
+        click.echo("No Podway server runs for this machine; it starts by itself when a command needs it.")
+    else:
+        whose = "the team's server" if remote else "this machine's own server"
+        role = "administrator" if info.admin else "user"
+        rows = [
+            ("URL", f"{url} ({whose})"),
+            ("VERSION", info.version),
+            ("PID", info.pid),
+            ("YOU", f"{info.user} ({role})"),
+        ]
+        click.echo(table(("SERVER", "running"), rows))
+    ctx.exit(NOT_RUNNING if info is None else 0)
+
+
+@command.command()
+@click.option("--tail", type=click.IntRange(min=0), default=100, show_default=True, help="The last N lines; 0: all.")
+@click.option("--follow/--no-follow", default=False, help="Go on until Ctrl-C.")
+def logs(tail: int, follow: bool) -> None:
+    """Show the log of this machine's server."""
+    path = home() / "server.log"
+    if not path.exists():
+        raise UserError("there is no log of a server here", "start one: podway server start")
+    with path.open(errors="replace") as file:
+        lines = file.readlines()
+        click.echo("".join(lines[-tail:] if tail else lines), nl=False)
+        while follow:
+            if line := file.readline():
+                click.echo(line, nl=False)
+            else:
+                time.sleep(0.2)
+
+
+@command.command()
+@click.argument("user")
+@click.option("--admin", is_flag=True, help="May make and revoke tokens.")
+def token(user: str, admin: bool) -> None:
+    """Make a token for USER. It is shown once; only its digest is kept."""
+    made = Client().make_token(user, admin=admin)
+    click.echo(f"Give this to {user}; it is not shown again. They use it with: podway login URL", err=True)
+    click.echo(made)
+
+
+@command.command()
+@output_option
+def users(output: str) -> None:
+    """Show who may use the server."""
+    found = Client().users()
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+    elif not found:
+        click.echo("No tokens yet; make one with: podway server token USER")
+    else:
+        now = time.time()
+        rows = [(one.user, "administrator" if one.admin else "user", ago(one.created, now)) for one in found]
+        click.echo(table(("USER", "ROLE", "SINCE"), rows))
+
+
+@command.command()
+@click.argument("user")
+def revoke(user: str) -> None:
+    """Forget every token of USER."""
+    Client().revoke(user)
+    click.echo(f"{user} can no longer use this server.")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _running() -> InfoReply | None:
+    """This machine's own server, if it answers; asking never starts it."""
+    known = _read(home() / "server.json")
+    if not known:
+        return None
+    try:
+        return Client(known["url"], known["token"]).info()
+    except (UserError, OSError, KeyError):
+        return None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

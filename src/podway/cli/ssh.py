@@ -1,0 +1,35 @@
+"""`podway ssh`: a shell on one host, or one command there."""
+
+import os
+from pathlib import Path
+
+import click
+
+from podway.cli.options import cluster_argument
+from podway.cli.quoting import command_text
+from podway.errors import UserError
+from podway.server.client import Client
+
+
+@click.command(name="ssh")
+@cluster_argument
+@click.option("-w", "--worker", type=click.IntRange(min=0), default=0, show_default=True, help="The rank of the host.")
+@click.argument("command", nargs=-1, metavar="[-- COMMAND]...")
+def command(cluster: str, worker: int, command: tuple[str, ...]) -> None:
+    """Open a shell on a host of a cluster.
+
+    The shell has the environment a job on that host has. With a COMMAND, runs that and exits with its code.
+    """
+    how = Client().shell(cluster, worker, command_text(command) if command else None)
+    if how.cwd is not None and not Path(how.cwd).is_dir():
+        raise UserError(
+            f"host {worker} of cluster {cluster} is not on this machine: {how.cwd} does not exist",
+            "the server simulates it on its own machine; log in there",
+        )
+    argv = how.argv
+    if how.cwd is not None:
+        os.chdir(how.cwd)
+    try:
+        os.execvpe(argv[0], argv, {**os.environ, **how.env})
+    except FileNotFoundError:
+        raise UserError(f"{argv[0]} is not installed here", f"install {argv[0]}, then run the command again") from None

@@ -1,0 +1,26 @@
+"""`podway start`: start stopped clusters."""
+
+import click
+
+from podway.cli.asking import proceed
+from podway.cli.choosing import chosen, for_each
+from podway.cli.options import cluster_names_argument, every_option, yes_option
+from podway.server.client import Client
+
+
+@click.command(name="start")
+@cluster_names_argument
+@every_option
+@yes_option
+def command(names: tuple[str, ...], every: bool, yes: bool) -> None:
+    """Start stopped clusters.
+
+    CLUSTER may be a name or a pattern such as 'exp-*'. The command returns when the hosts are up.
+    """
+    client = Client()
+    clusters = [cluster for cluster in chosen(client, names, every=every) if cluster.state != "UP"]
+    if not clusters:
+        click.echo("Nothing to start.")
+        return
+    proceed(f"Starting {len(clusters)} cluster(s): {', '.join(c.name for c in clusters)}.", yes=yes)
+    for_each(clusters, client.start, client, "UP", "Starting", "is up")

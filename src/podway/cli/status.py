@@ -1,0 +1,67 @@
+"""`podway status` (and `podway ps`): the clusters there are."""
+
+import time
+
+import click
+import msgspec
+
+from podway.cli.choosing import matching
+from podway.cli.options import cluster_names_argument, output_option
+from podway.cli.tables import table
+from podway.cli.words import ago, duration
+from podway.server.api import ClusterView
+from podway.server.client import Client
+from podway.task.task import Autostop
+
+HEADERS = ("NAME", "INFRA", "RESOURCES", "STATUS", "AUTOSTOP", "LAUNCHED")
+MORE_HEADERS = ("USER", "HOSTS", "HEAD_IP", "JOBS", "REASON")
+
+
+@click.command(name="status")
+@cluster_names_argument
+@output_option
+@click.option("-r", "--refresh", is_flag=True, help="For habit: what is shown is always current.")
+@click.option("-v", "--verbose", is_flag=True, help="Also the owner, hosts, open jobs, and why it is so.")
+def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -> None:
+    """Show clusters.
+
+    CLUSTER may be a name or a pattern such as 'exp-*'; without it, all are shown.
+    """
+    clusters = Client().clusters()
+    if names:
+        clusters = matching(clusters, names)
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(clusters)))
+    elif not clusters:
+        click.echo("No existing clusters.")
+    else:
+        click.echo(page(clusters, time.time(), verbose))
+
+
+def page(clusters: list[ClusterView], now: float, verbose: bool = False) -> str:
+    """The table."""
+    rows = []
+    for cluster in clusters:
+        row = (
+            cluster.name,
+            cluster.infra,
+            cluster.resources,
+            cluster.state,
+            autostop_text(cluster.autostop),
+            ago(cluster.created, now),
+        )
+        rows.append(row + (_more(cluster) if verbose else ()))
+    return table(HEADERS + (MORE_HEADERS if verbose else ()), rows)
+
+
+def _more(cluster: ClusterView) -> tuple[object, ...]:
+    head = cluster.hosts[0] if cluster.hosts else None
+    address = (head.external_address or head.address) if head else None
+    return cluster.user, cluster.order.hosts, address, cluster.open_jobs, cluster.reason or None
+
+
+def autostop_text(rest: Autostop | None) -> str | None:
+    """`10m`, `1h (down)`."""
+    if rest is None:
+        return None
+    return f"{duration(rest.idle_minutes * 60)}{' (down)' if rest.down else ''}"

@@ -1,0 +1,29 @@
+"""`podway stop`: stop hosts and keep their disks."""
+
+import click
+
+from podway.cli.asking import proceed
+from podway.cli.choosing import chosen, for_each
+from podway.cli.options import cluster_names_argument, every_option, yes_option
+from podway.server.client import Client
+
+
+@click.command(name="stop")
+@cluster_names_argument
+@every_option
+@yes_option
+def command(names: tuple[str, ...], every: bool, yes: bool) -> None:
+    """Stop clusters and keep their disks.
+
+    CLUSTER may be a name or a pattern such as 'exp-*'. Jobs that run are cancelled; the command returns when the hosts are
+    stopped. A TPU slice of several hosts cannot be stopped by the cloud: take it down instead.
+    """
+    client = Client()
+    clusters = [cluster for cluster in chosen(client, names, every=every) if cluster.state != "STOPPED"]
+    if not clusters:
+        click.echo("Nothing to stop.")
+        return
+    proceed(f"Stopping {len(clusters)} cluster(s): {', '.join(c.name for c in clusters)}.", yes=yes)
+    for_each(
+        clusters, client.stop, client, "STOPPED", "Stopping", "is stopped; start it again with: podway start {name}"
+    )

@@ -1,0 +1,111 @@
+"""Files of this machine to the server: the workdir and the local file mounts, each content once.
+
+1. each tree is scanned into a manifest (`podway.hosts.tree`; unchanged files are not read again);
+2. the server says which contents it lacks, and those go up in packs of bounded size, so that a broken connection costs at
+   most one pack. The manifests themselves are contents too;
+3. what comes back is the `FileTree` of each: where it appears on every host, and the digest of its manifest.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from podway.cli.screen import Screen
+from podway.cli.words import count, size
+from podway.home import home
+from podway.hosts.agent.packs import FRAME
+from podway.hosts.manifest import FileTree
+from podway.hosts.tree import Scan, scan
+from podway.launch import WORKDIR
+from podway.server.client import Client
+from podway.task.task import LocalDir, Task
+
+PACK_BYTES = 64 << 20
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree of this machine and its place on the hosts."""
+
+    path: str
+    target: str
+    kind: Literal["workdir", "mount"]
+
+
+def sources(task: Task, *, mounts: bool) -> list[Source]:
+    """What of the task is on this machine."""
+    found = []
+    if isinstance(task.workdir, LocalDir):
+        found.append(Source(path=task.workdir.path, target=WORKDIR, kind="workdir"))
+    for mount in task.file_mounts if mounts else ():
+        if isinstance(mount.source, LocalDir):
+            placed = mount.target.startswith(("/", "~"))
+            target = mount.target if placed else f"{WORKDIR}/{mount.target}"
+            found.append(Source(path=mount.source.path, target=target, kind="mount"))
+    return found
+
+
+def upload(client: Client, screen: Screen, task: Task, *, mounts: bool = True) -> tuple[FileTree, ...]:
+    """Bring the task's files to the server; where each of them is to appear."""
+    trees = []
+    for source in sources(task, mounts=mounts):
+        screen.wait(f"Reading {source.path}")
+        found = scan(Path(source.path), cache_dir=_cache())
+        manifest = found.manifest.encode()
+        tree = FileTree(
+            target=source.target,
+            manifest=found.manifest.id,
+            size=sum(entry.size for entry in found.manifest.entries),
+            count=sum(1 for entry in found.manifest.entries if entry.kind == "file"),
+            kind=source.kind,
+        )
+        sent = _send(client, screen, found, tree.manifest, manifest)
+        for note in found.notes:
+            screen.line(f"  Note: {source.path}: {note}")
+        what = f"{count(tree.count, 'file')}, {size(tree.size)}; {size(sent) if sent else 'nothing'} new"
+        screen.done(f"Synced {source.kind}: {source.path} -> {tree.target} ({what})")
+        trees.append(tree)
+    return tuple(trees)
+
+
+def _cache() -> Path:
+    place = home() / "cache"
+    place.mkdir(mode=0o700, exist_ok=True)
+    return place
+
+
+def _send(client: Client, screen: Screen, found: Scan, digest: str, manifest: bytes) -> int:
+    """Upload what the server lacks of one tree; how many bytes of content that was."""
+    sizes = found.manifest.sizes
+    missing = client.missing([*sizes, digest])
+    wanted = [name for name in missing if name in sizes]
+    total, sent = sum(sizes[name] for name in wanted), 0
+    for batch in _batches(wanted, sizes):
+        client.upload(_watched(found.pack(batch), screen, sent, total))
+        sent += sum(sizes[name] for name in batch)
+    if digest in missing:
+        client.upload(iter([FRAME.pack(bytes.fromhex(digest), len(manifest)), manifest]))
+    return total
+
+
+def _batches(digests: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str]]:
+    """Packs of about PACK_BYTES; a larger content is a pack of its own."""
+    batch: list[str] = []
+    weight = 0
+    for digest in digests:
+        cost = sizes[digest] + FRAME.size
+        if batch and weight + cost > PACK_BYTES:
+            yield batch
+            batch, weight = [], 0
+        batch.append(digest)
+        weight += cost
+    if batch:
+        yield batch
+
+
+def _watched(pack: Iterator[bytes], screen: Screen, sent: int, total: int) -> Iterator[bytes]:
+    for piece in pack:
+        yield piece
+        sent += len(piece)
+        screen.wait(f"Uploading {size(min(sent, total))} of {size(total)}")

@@ -1,0 +1,106 @@
+"""Following a job: its story before the log, the log, and its end with an exit code that scripts can read.
+
+Ctrl-C ends the watching and never the job; the line it leaves says how to come back and how to cancel.
+"""
+
+from typing import Any
+
+from podway.cli.screen import LAST, MORE, Screen
+from podway.errors import UserError
+from podway.server.api import Frame
+from podway.server.client import Client
+
+# As SkyPilot's `logs --status` has them.
+SUCCEEDED, FAILED, NOT_FINISHED, NOT_FOUND, CANCELLED = 0, 100, 101, 102, 103
+
+
+def exit_code(state: str) -> int:
+    """What a command about one job exits with."""
+    if state.startswith("FAILED"):
+        return FAILED
+    return {"SUCCEEDED": SUCCEEDED, "CANCELLED": CANCELLED}.get(state, NOT_FINISHED)
+
+
+class Story:
+    """What happens to a job before and around its log, a line for each step. `waiting_for_cluster`: it is new."""
+
+    def __init__(self, screen: Screen, cluster: str, job: int, *, waiting_for_cluster: bool) -> None:
+        self.screen = screen
+        self.cluster = cluster
+        self.job = job
+        self.streaming = False
+        if waiting_for_cluster:
+            screen.wait(f"Launching cluster {cluster}")
+        else:
+            self._submitted()
+
+    def tell(self, frame: Frame) -> None:
+        """One event."""
+        text, state = frame.text, frame.state
+        if state == "UP":
+            self.screen.done(f"Cluster up: {self.cluster}.")
+            self._submitted()
+        elif state == "RUNNING":
+            self.start()
+        elif state == "CANCELLING":
+            self.screen.step(f"Cancelling job {self.job}: {text}")
+        elif state == "SETTING_UP":
+            self.screen.wait("" if self.streaming else f"Job {self.job} {text}")
+        elif not state or state in ("STOPPING", "TERMINATING"):
+            text = f"Cluster {self.cluster} {text}" if text[:1].islower() else text
+            self.screen.line(text if self.streaming else f"{MORE} {text}")
+
+    def start(self) -> None:
+        """The log begins, or the job does, whichever is seen first."""
+        if not self.streaming:
+            self.streaming = True
+            self.screen.wait("")
+            self.screen.line(
+                f"{LAST} Job started. Streaming logs... (Ctrl-C to exit log streaming; job will not be killed)"
+            )
+
+    def _submitted(self) -> None:
+        self.screen.step(f"Job submitted, ID: {self.job}")
+        self.screen.wait(f"Waiting for job {self.job} to start")
+
+
+def follow(client: Client, screen: Screen, cluster: str, job: int, story: Story | None = None, **options: Any) -> Frame:
+    """Show a job until it ends (or, with follow="false", until what is there is shown); the end."""
+    try:
+        for frame in client.watch(cluster, job, colour=screen.colour, **options):
+            if frame.kind == "log":
+                if story:
+                    story.start()
+                screen.wait("")
+                screen.line(frame.text.removesuffix("\n"))
+            elif frame.kind == "event" and story:
+                story.tell(frame)
+            elif frame.kind == "end":
+                screen.wait("")
+                return frame
+    except KeyboardInterrupt:
+        screen.wait("")
+        raise KeyboardInterrupt(going_on(cluster, job)) from None
+    raise UserError("the server ended the log too early", f"follow it again: podway logs {cluster} {job}")
+
+
+def going_on(cluster: str, job: int) -> str:
+    """What Ctrl-C says."""
+    return f"Job {job} goes on. Follow it: podway logs {cluster} {job}   Cancel it: podway cancel {cluster} {job}"
+
+
+def tell_end(screen: Screen, job: int, end: Frame) -> int:
+    """The last lines about a job, and its exit code."""
+    if not end.state:
+        raise UserError(end.reason or "the job's end is not known", "see: podway queue")
+    if end.state == "SUCCEEDED":
+        screen.done(f"Job finished (status: {end.state}).")
+    elif end.state == "CANCELLED":
+        screen.line(f"{screen.paint('Job', 'yellow')} {job} was cancelled" + (f": {end.reason}" if end.reason else "."))
+    else:
+        label = screen.paint("ERROR:", "red", bold=True)
+        screen.line(f"{label} Job {job} failed: {end.reason or end.state} (status: {end.state})")
+        if end.tail:
+            screen.line("Its last lines:")
+            screen.line("\n".join(f"  {line}" for line in end.tail.splitlines()))
+    return exit_code(end.state)

@@ -1,0 +1,46 @@
+"""From what a person calls a TPU to the `Accelerator` of a Task."""
+
+import msgspec
+
+from podway.catalog.slices import find_slice, is_tpu_name
+from podway.errors import UserError
+from podway.task.fields import Field, NotHere
+from podway.task.task import Accelerator
+
+
+class SliceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file says about a slice beside its name."""
+
+    topology: str | None = None
+    runtime_version: str | None = None
+    tpu_vm: bool = True
+    tpu_name: str | None = None
+    queued: bool | None = None
+    reservation: str | None = None
+
+
+def accelerator(field: Field, name: str, options: SliceOptions = SliceOptions()) -> Accelerator:
+    """The slice of that name; an error at `field` when there is none."""
+    try:
+        found = find_slice(name, options.topology)
+    except UserError as error:
+        what = error.what.rstrip(".")
+        if not is_tpu_name(name):
+            raise NotHere(field, what, error.hint) from None
+        raise field.error(what, error.hint) from None
+    if not options.tpu_vm and found.generation not in ("v2", "v3"):
+        # Cloud TPU docs, "TPU architecture": the TPU Node architecture exists on v2 and v3 only.
+        raise field.error(
+            f"{found.accelerator_type} is not offered as a TPU Node (tpu_vm: false)",
+            "remove `tpu_vm`, or use v2-8 or v3-8",
+        )
+    by_shape = options.topology is not None or "x" in name.rpartition("-")[2]
+    return Accelerator(
+        type=found.accelerator_type,
+        topology=found.topology_text if by_shape else None,
+        runtime_version=options.runtime_version,
+        tpu_vm=options.tpu_vm,
+        tpu_name=options.tpu_name,
+        queued=options.queued,
+        reservation=options.reservation,
+    )

@@ -1,0 +1,301 @@
+"""A dstack configuration (task, service or dev-environment), read into a `Task`.
+
+1. `type` picks the table of keys the file is checked against; types that are no runs are refused with what to use.
+2. Groups are folded into the run: one group, or several that are alike, are the run itself; others are refused.
+3. Variables are settled: a bare `- NAME` comes from a flag or from the local environment, `${{ secrets.X }}` from
+   `--secret`, and makes its variable a secret.
+4. Each part is read by its own function; commands become one script.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from podway.task.commands import join_commands, join_words
+from podway.task.dstack_files import read_dstack_volumes, read_files, read_repos
+from podway.task.dstack_keys import OTHER_TYPES, PYTHONS, TABLES
+from podway.task.dstack_resources import read_idle, read_resources, read_retry, read_stop_duration
+from podway.task.dstack_service import read_service
+from podway.task.environment import Declared, Overrides, Supplied, interpolate, settle, supplied
+from podway.task.fields import Field, FlagField, Layers, did_you_mean
+from podway.task.paths import LocalMachine, absolute
+from podway.task.shapes import check
+from podway.task.task import DevEnvironment, FileMount, Git, LocalDir, Registry, Task
+from podway.task.values import ENV_NAME, dstack_name, duration_or_off, port_mapping
+
+_PASSWORD = "PODWAY_REGISTRY_PASSWORD"
+_FIRST_NODE = re.compile(r"groups\[0\]\.nodes\[0\]\.IP_ADDRESS")
+
+
+def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Task:
+    kind = _kind(root)
+    notes: list[str] = []
+    check(root, TABLES[kind], notes)
+    group, nodes = _groups(root, kind)
+    run = Layers(group, root) if group else Layers(root)
+    given = supplied(overrides)
+    env, secrets = _environment(run, given, overrides.local_env)
+    registry = _registry(run, given, env, secrets)
+    local = LocalMachine((base,), overrides.local_env)
+    workdir, mounts = _files(run, overrides, local, cwd, notes)
+    volumes, opened, priority, tags = (run.get(key) for key in ("volumes", "ports", "priority", "tags"))
+    limit = run.get("max_duration")
+    if _word(run, "startup_order") not in (None, "any"):
+        notes.append("startup_order: all hosts start together, as one gang")
+    return Task(
+        name=_name(root, overrides),
+        kind=kind,  # type: ignore[arg-type]
+        dialect="dstack",
+        resources=read_resources(run, overrides, notes),
+        slices=_slices(root, overrides, nodes),
+        run=overrides.run if overrides.run is not None else _script(run, kind, overrides, notes),
+        shell=_shell(run),
+        python=_python(run),
+        env=env,
+        secrets=secrets,
+        workdir=workdir,
+        working_dir=_working_dir(run),
+        file_mounts=tuple(mounts),
+        volumes=tuple(read_dstack_volumes(volumes)) if volumes else (),
+        registry=registry,
+        ports=tuple(port_mapping(one) for one in opened.items()) if opened else (),
+        reuse_only=_word(run, "creation_policy") == "reuse",
+        stop_when="head-done" if _word(run, "stop_criteria") == "master-done" else "all-done",
+        autostop=read_idle(run),
+        recovery=read_retry(run),
+        max_duration_s=duration_or_off(limit, None) if limit else None,
+        stop_duration_s=read_stop_duration(run, notes),
+        priority=priority.integer() if priority else 0,
+        service=read_service(run, group, env, secrets) if kind == "service" else None,
+        dev=_dev(run) if kind == "dev-environment" else None,
+        tags={key: value.text() for key, value in tags.entries().items()} if tags else {},
+        notes=tuple(notes),
+    )
+
+
+def _kind(root: Field) -> str:
+    field = root.get("type")
+    assert field is not None  # it is what makes the file dstack's
+    kind = field.text()
+    if kind in OTHER_TYPES:
+        raise field.error(f"a {kind} cannot be run: {OTHER_TYPES[kind][0]}", OTHER_TYPES[kind][1])
+    if kind not in TABLES:
+        raise field.error(f"{field.found} is not a type of run", did_you_mean(kind, TABLES))
+    return kind
+
+
+def _groups(root: Field, kind: str) -> tuple[Field | None, int]:
+    """(the group that stands for all of them, how many nodes they have together)."""
+    field = root.get("groups")
+    replicas = root.get("replicas")
+    if field is None and kind == "service" and replicas and replicas.is_list:
+        field = replicas
+    if field is None:
+        return None, 0
+    groups = field.items()
+    if not groups:
+        raise field.error("no group is listed", "list one, or remove the key")
+    own = ("nodes", "commands", "resources") if kind == "task" else ("commands", "resources", "scaling")
+    for key in own:
+        beside = root.get(key)
+        if beside:
+            raise beside.error("it is given beside groups", "put it into the group, or remove the groups")
+    alike = [{k: v for k, v in _plain(group).items() if k not in ("name", "nodes")} for group in groups]
+    if len(groups) > 1 and (kind == "service" or any(one != alike[0] for one in alike)):
+        raise groups[1].error("groups that differ cannot be one run here", "write a file for each group and run each")
+    return groups[0], sum(nodes.integer() if (nodes := group.get("nodes")) else 1 for group in groups)
+
+
+def _plain(field: Field) -> dict[str, object]:
+    return {key: value.plain() for key, value in field.entries().items()}
+
+
+def _slices(root: Field, overrides: Overrides, grouped: int) -> int:
+    if overrides.num_nodes is not None:
+        if not 1 <= overrides.num_nodes <= 10_000:
+            flag = FlagField("--num-nodes", str(overrides.num_nodes))
+            raise flag.error(f"{overrides.num_nodes} slices cannot be had", "write 1 or more")
+        return overrides.num_nodes
+    nodes = root.get("nodes")
+    return nodes.integer() if nodes else grouped or 1
+
+
+def _environment(run: Layers, given: Supplied, local: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    declared: dict[str, Declared] = {}
+    field = run.get("env")
+    for name, value, at in _listed(field) if field else ():
+        if not re.fullmatch(ENV_NAME, name):
+            raise at.error(
+                f"`{name}` is not a variable name", "write NAME=VALUE, or NAME to take it from your environment"
+            )
+        if name in declared:
+            first = declared[name].field.node
+            raise at.error(f"{name} is given twice: here and at line {first.line}", "keep one of them")
+        hidden = value is not None and re.search(r"(?<!\$)\$\{\{\s*secrets\.", value) is not None
+        text = None if value is None else interpolate(at, value, partial(_secret, at, given))
+        declared[name] = Declared(at, text, secret=hidden)
+    return settle(declared, given, local)
+
+
+def _listed(field: Field) -> list[tuple[str, str | None, Field]]:
+    if field.is_mapping:
+        return [(name, None if one.is_null else one.text(), one) for name, one in field.entries().items()]
+    parts = [(one.text().partition("="), one) for one in field.items()]
+    return [(name, value if equals else None, one) for (name, equals, value), one in parts]
+
+
+def _secret(field: Field, given: Supplied, word: str) -> str | None:
+    space, _, name = word.partition(".")
+    if space != "secrets":
+        return None
+    value = given.secrets.get(name)
+    if value is None:
+        raise field.error(f"the secret {name} has no value", f"give it with `--secret {name}` or `--secret {name}=...`")
+    return value
+
+
+def _registry(run: Layers, given: Supplied, env: Mapping[str, str], secrets: dict[str, str]) -> Registry | None:
+    """Credentials for the image; the password joins the task's secrets."""
+    field = run.get("registry_auth")
+    if field is None:
+        return None
+    user, password = field.get("username"), field.get("password")
+    assert user is not None and password is not None  # the shape requires them
+
+    def known(at: Field, word: str) -> str | None:
+        space, _, name = word.partition(".")
+        return (env.get(name) or secrets.get(name)) if space == "env" else _secret(at, given, word)
+
+    if "secrets." in user.text():
+        raise user.error("the user name is stored and shown", "write it out, or use ${{ env.NAME }}")
+    name = interpolate(user, user.text(), lambda word: env.get(word.removeprefix("env.")))
+    secrets[_PASSWORD] = interpolate(password, password.text(), lambda word: known(password, word))
+    return Registry(username=name, password_secret=_PASSWORD)
+
+
+def _files(
+    run: Layers, overrides: Overrides, local: LocalMachine, cwd: Path, notes: list[str]
+) -> tuple[LocalDir | Git | None, list[FileMount]]:
+    repos, files = run.get("repos"), run.get("files")
+    workdir, mounts = read_repos(repos, local, notes) if repos else (None, [])
+    if overrides.workdir is not None:
+        flag = FlagField("--workdir", overrides.workdir)
+        here = LocalMachine((cwd,), overrides.local_env)
+        workdir = LocalDir(path=here.existing(flag, overrides.workdir, directory=True))
+    return workdir, mounts + (read_files(files, local) if files else [])
+
+
+def _name(root: Field, overrides: Overrides) -> str | None:
+    if overrides.name is not None:
+        return dstack_name(FlagField("--name", overrides.name))
+    field = root.get("name")
+    return dstack_name(field) if field else None
+
+
+def _script(run: Layers, kind: str, overrides: Overrides, notes: list[str]) -> str:
+    if kind == "dev-environment":
+        if overrides.run_args:
+            raise _unused_args(overrides)
+        init = _commands(run, "setup", overrides) + _commands(run, "init", overrides)
+        entrypoint = run.get("entrypoint")
+        if entrypoint:
+            raise entrypoint.error("a dev environment has no entrypoint", "put the command into `init`")
+        return join_commands([*init, "exec sleep infinity"])
+    old = run.get("setup")
+    if old:
+        notes.append(f"{old.path}: dstack ignores it too; put it into `commands`")
+    commands = _commands(run, "commands", overrides)
+    if overrides.run_args and not any("run.args" in one.text() for one in _items(run, "commands")):
+        raise _unused_args(overrides)
+    entrypoint = run.get("entrypoint")
+    if entrypoint:
+        try:
+            return join_words(entrypoint.text(), commands)
+        except ValueError as error:
+            raise entrypoint.error(f"not a command line: {error}", "close the quotes") from None
+    if not commands and not run.get("image"):
+        raise run.inner.error("there is nothing to run", "add `commands:`, or an `image:` with a command of its own")
+    return join_commands(commands)
+
+
+def _items(run: Layers, key: str) -> list[Field]:
+    field = run.get(key)
+    return field.items() if field else []
+
+
+def _commands(run: Layers, key: str, overrides: Overrides) -> list[str]:
+    def filled(at: Field) -> str:
+        def known(word: str) -> str | None:
+            if word == "run.args":
+                return shlex.join(overrides.run_args)
+            if _FIRST_NODE.fullmatch(word):
+                return "$DSTACK_MASTER_NODE_IP"
+            if word.startswith("secrets."):
+                name = word.removeprefix("secrets.")
+                raise at.error(
+                    "secrets cannot be put into commands", f"add `{name}=${{{{ {word} }}}}` to env, and use ${name}"
+                )
+            if word.startswith("groups["):
+                raise at.error(f"`{word}` is not known before the run", "use $DSTACK_NODES_IPS, one address a line")
+            return None
+
+        return interpolate(at, at.text(), known)
+
+    return [filled(at) for at in _items(run, key)]
+
+
+def _unused_args(overrides: Overrides) -> Exception:
+    flag = FlagField("--", " ".join(overrides.run_args))
+    return flag.error("the file has no place for arguments", "write ${{ run.args }} where they belong in `commands`")
+
+
+def _shell(run: Layers) -> str:
+    """bash; sh when an image is given, as its user may have no bash."""
+    field = run.get("shell")
+    if field is None:
+        return "sh" if run.get("image") else "bash"
+    shell = field.words()
+    if shell not in ("sh", "bash") and not shell.startswith("/"):
+        raise field.error(f"{field.found} is not a shell", "write sh, bash, or the absolute path of one")
+    return shell
+
+
+def _python(run: Layers) -> str | None:
+    """The version as written; `3.1` is what YAML writers make of 3.10."""
+    field = run.get("python")
+    image, docker = run.get("image"), run.get("docker")
+    if docker and docker.flag():
+        for other in filter(None, (image, field)):
+            raise other.error("`docker` is given too", "keep one of image, python and docker")
+    if field is None:
+        return None
+    if image:
+        raise field.error("an image has its own Python", "remove `python`, or `image`")
+    version = field.text()
+    return version if version in PYTHONS else "3.10"
+
+
+def _working_dir(run: Layers) -> str | None:
+    field = run.get("working_dir")
+    if field is None:
+        return None
+    path = field.words()
+    if not path.startswith("/"):
+        raise field.error(f"{field.found} is not an absolute path", "begin it with /")
+    return absolute(path, Path("/"), {})
+
+
+def _word(run: Layers, key: str) -> str | None:
+    field = run.get(key)
+    return field.text().lower() if field else None
+
+
+def _dev(run: Layers) -> DevEnvironment:
+    version, idle = run.get("version"), run.get("inactivity_duration")
+    return DevEnvironment(
+        ide=_word(run, "ide"),
+        version=version.words() if version else None,
+        inactivity_s=duration_or_off(idle, None) if idle else None,
+    )

@@ -1,0 +1,116 @@
+"""What a dstack run brings along: repos, files, volumes. Local paths are relative to the file that names them."""
+
+import posixpath
+import re
+
+from podway.task.fields import Field
+from podway.task.mounts import git
+from podway.task.paths import LocalMachine
+from podway.task.task import FileMount, Git, LocalDir, Volume
+
+_GIT_ADDRESS = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*://|[^/:@]+@)[^:]*(?::[0-9]+/[^:]*|:[^/:][^:]*)?)(?::(.+))?")
+
+
+def read_repos(field: Field, local: LocalMachine, notes: list[str]) -> tuple[LocalDir | Git | None, list[FileMount]]:
+    """(what goes into the working directory, what goes elsewhere)."""
+    repos = field.items()
+    if len(repos) > 1:
+        raise repos[1].error("a run takes one repository", "bring others along with git clone in `commands`")
+    if not repos:
+        return None, []
+    source, path = _repo_mapping(repos[0], local, notes) if repos[0].is_mapping else _repo_text(repos[0], local)
+    if path in ("", "."):
+        return source, []
+    return None, [FileMount(target=_target(repos[0], path), source=source)]
+
+
+def _repo_mapping(field: Field, local: LocalMachine, notes: list[str]) -> tuple[LocalDir | Git, str]:
+    path, url, at = field.get("local_path"), field.get("url"), field.get("path")
+    branch, commit = field.get("branch"), field.get("hash")
+    target = at.words() if at else "."
+    if (path is None) == (url is None):
+        raise field.error("a repository has either a local_path or a url", "keep one of them")
+    if url:
+        return Git(
+            url=url.words(), ref=branch.words() if branch else None, hash=commit.words() if commit else None
+        ), target
+    assert path is not None
+    for unused in filter(None, (branch, commit)):
+        notes.append(f"{unused.path}: a local directory is synced as it is")
+    return LocalDir(path=local.existing(path, path.words(), directory=True)), target
+
+
+def _repo_text(field: Field, local: LocalMachine) -> tuple[LocalDir | Git, str]:
+    text = field.words()
+    address = _GIT_ADDRESS.fullmatch(text)
+    if address and ("://" in text or "@" in text.partition(":")[0]):
+        return git(address[1], None), address[2] or "."
+    path, _, target = text.partition(":")
+    return LocalDir(path=local.existing(field, path, directory=True)), target or "."
+
+
+def read_files(field: Field, local: LocalMachine) -> list[FileMount]:
+    found = []
+    for one in field.items():
+        if one.is_mapping:
+            path, at = one.get("local_path"), one.get("path")
+            assert path is not None and at is not None  # the shape requires them
+            text, target = path.words(), at.words()
+        else:
+            text, colon, target = one.words().partition(":")
+            if ":" in target or (colon and not target):
+                raise one.error(f"{one.found} is not local:remote", "write one colon between the two paths")
+            target = target or text
+        source = LocalDir(path=local.existing(one, text))
+        found.append(FileMount(target=_target(one, target), source=source))
+    return found
+
+
+def _target(field: Field, text: str) -> str:
+    target = posixpath.normpath(text)
+    if target in (".", "/", "~") or target.startswith(("..", "~/..")):
+        raise field.error(
+            f"`{text}` cannot be a place on the host",
+            "write local:remote with an absolute path, or one below the workdir",
+        )
+    return target
+
+
+def read_dstack_volumes(field: Field) -> list[Volume]:
+    found = []
+    for one in field.items():
+        name = host = None
+        optional = False
+        if one.is_mapping:
+            at, named, host_path = one.get("path"), one.get("name"), one.get("instance_path")
+            assert at is not None  # the shape requires it
+            if (named is None) == (host_path is None):
+                raise one.error("a volume has either a name or an instance_path", "keep one of them")
+            names = (
+                [each.words() for each in named.items()]
+                if named and named.is_list
+                else [named.words()]
+                if named
+                else []
+            )
+            if len(names) > 1:
+                raise one.error("one volume of several cannot be chosen", "name one")
+            name, host, path = next(iter(names), None), host_path.words() if host_path else None, at.words()
+            flag = one.get("optional")
+            optional = flag.flag() if flag else False
+        else:
+            source, _, path = one.words().partition(":")
+            name, host = (None, source) if "/" in source else (source, None)
+        _check_volume(one, name, host, path)
+        found.append(Volume(path=path, name=name, instance_path=host, optional=optional))
+    return found
+
+
+def _check_volume(field: Field, name: str | None, host: str | None, path: str) -> None:
+    if name is not None and "${{" in name:
+        raise field.error("a volume for each node cannot be named", "use a bucket, or one volume for all nodes")
+    for part in (path, host):
+        if part is not None and (not part.startswith("/") or ".." in part.split("/")):
+            raise field.error(f"`{part}` is not an absolute path", "write name:/path or /host/path:/path")
+    if name == "":
+        raise field.error("the volume has no name", "write name:/path")

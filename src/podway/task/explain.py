@@ -1,0 +1,165 @@
+"""A task as understood, for a person to read before paying: slices with their facts, scripts, variables, notes.
+
+Secrets are never shown, nor the values of variables whose names say that they are one.
+"""
+
+import re
+
+from podway.catalog.slices import Slice, find_slice
+from podway.task.task import Bucket, FileMount, Git, LocalDir, Placement, Resources, Service, Task, Url, Volume
+
+_MASK = "*****"
+_HIDDEN_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|APIKEY)($|_)", re.I)
+_WIDTH = 14
+_MOST_ALTERNATIVES = 6
+
+
+def explain(task: Task) -> str:
+    """The task as a block of `label  value` lines."""
+    rows = [("Name", task.name or "-"), ("Kind", f"{task.kind} (a {_DIALECTS[task.dialect]} file)")]
+    rows += _resource_rows(task) + _file_rows(task) + _policy_rows(task)
+    if task.service:
+        rows += _service_rows(task.service)
+    if task.dev:
+        rows.append(("IDE", " ".join(filter(None, (task.dev.ide, task.dev.version))) or "ssh only"))
+    rows += [("Environment", f"{name}={_shown(name, value)}") for name, value in task.env.items()]
+    rows += [("Secret", f"{name}={_MASK}") for name in task.secrets]
+    if task.python:
+        rows.append(("Python", task.python))
+    rows += [("Setup", line) for line in task.setup.rstrip().splitlines()]
+    rows += [("Run", line) for line in task.run.rstrip().splitlines()] or [("Run", "-")]
+    rows += [("Note", note) for note in task.notes]
+    return "".join(_lines(rows))
+
+
+_DIALECTS = {"skypilot": "SkyPilot", "dstack": "dstack"}
+
+
+def _lines(rows: list[tuple[str, str]]) -> list[str]:
+    """A label is printed once for the rows that follow each other under it."""
+    out, last = [], ""
+    for label, value in rows:
+        out.append(f"{'' if label == last else label:<{_WIDTH}}{value}".rstrip() + "\n")
+        last = label
+    return out
+
+
+def _shown(name: str, value: str) -> str:
+    return _MASK if _HIDDEN_NAME.search(name) else value.replace("\n", "\\n")
+
+
+def _resource_rows(task: Task) -> list[tuple[str, str]]:
+    shown = task.resources[:_MOST_ALTERNATIVES]
+    rows = [("Slice", _resource_text(one, task.slices)) for one in shown]
+    if len(task.resources) > len(shown):
+        rows.append(("Slice", f"or one of {len(task.resources) - len(shown)} more"))
+    if len(task.resources) > 1:
+        rows.append(("Choice", "in this order" if task.ordered else "the cheapest first"))
+    first = task.resources[0]
+    details = [
+        ("Where", _place(first.placement) if len({one.placement for one in task.resources}) == 1 else "see above"),
+        ("Spot", {"no": "no", "yes": "yes", "auto": "spot first, then on demand"}[first.spot]),
+        ("At most", f"${first.max_hourly_cost:g}/h" if first.max_hourly_cost else ""),
+        ("Host", first.instance_type or ""),
+        ("CPUs", first.cpus or ""),
+        ("Memory", f"{first.memory} GB" if first.memory else ""),
+        ("Disk", f"{first.disk_gb} GB" if first.disk_gb else ""),
+        ("Image", first.image or ""),
+        ("Network", first.network or ""),
+        ("Open ports", ", ".join(first.ports)),
+        ("Forwarded", ", ".join(task.ports)),
+        ("Labels", ", ".join(f"{key}={value}" for key, value in (first.labels | task.tags).items())),
+    ]
+    return rows + [(label, value) for label, value in details if value]
+
+
+def _resource_text(one: Resources, slices: int) -> str:
+    where = "" if one.placement == Placement() else f" in {_place(one.placement)}"
+    wanted = one.accelerator
+    if wanted is None:
+        return f"no TPU: {_count(slices, 'CPU host')}{where}"
+    found = find_slice(wanted.type, wanted.topology)
+    extra = [
+        f"runtime {wanted.runtime_version or found.generation_facts.default_runtime}",
+        "" if wanted.tpu_vm else f"a TPU Node {wanted.tpu_name or ''}".strip(),
+        "as a queued resource" if wanted.queued else "",
+        f"reservation {wanted.reservation}" if wanted.reservation else "",
+    ]
+    times = f"{slices} x " if slices > 1 else ""
+    return f"{times}{found.accelerator_type}: {_facts(found)}; {', '.join(filter(None, extra))}{where}"
+
+
+def _facts(found: Slice) -> str:
+    return (
+        f"{_count(found.chips, 'chip')} ({found.topology_text}) on {_count(found.hosts, 'host')}, "
+        f"{found.hbm_bytes / 2**30:g} GiB HBM, {found.peak_bf16 / 1e12:,.0f} TFLOP/s bf16"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _place(where: Placement) -> str:
+    return "/".join(filter(None, (where.provider, where.region, where.zone))) or "anywhere"
+
+
+def _file_rows(task: Task) -> list[tuple[str, str]]:
+    rows = [("Workdir", _source(task.workdir))] if task.workdir else []
+    if task.working_dir:
+        rows.append(("Runs in", task.working_dir))
+    rows += [("Mount", _mount(mount)) for mount in task.file_mounts]
+    return rows + [("Volume", _volume(volume)) for volume in task.volumes]
+
+
+def _mount(mount: FileMount) -> str:
+    return f"{mount.target} <- {_source(mount.source)}"
+
+
+def _source(source: LocalDir | Git | Bucket | Url) -> str:
+    match source:
+        case LocalDir(path=path):
+            return path
+        case Git(url=url, ref=ref, hash=commit):
+            return " at ".join(filter(None, (url, commit or ref)))
+        case Url(url=url):
+            return url
+        case Bucket():
+            extra = [source.mode, "created if absent" if source.create else "", "read-only" if source.read_only else ""]
+            extra += [f"filled from {path}" for path in source.upload] + [
+                "" if source.persistent else "deleted at the end"
+            ]
+            return f"{source.uri} ({', '.join(filter(None, extra))})"
+
+
+def _volume(volume: Volume) -> str:
+    source = volume.name or volume.instance_path or "a new disk"
+    size = f" of {volume.size_gb} GB" if volume.size_gb else ""
+    return f"{volume.path} <- {source}{size}{' (read-only)' if volume.read_only else ''}"
+
+
+def _policy_rows(task: Task) -> list[tuple[str, str]]:
+    rows = []
+    if task.autostop:
+        what = "taken down" if task.autostop.down else "stopped"
+        rows.append(("Autostop", f"{what} after {task.autostop.idle_minutes:g} idle minutes"))
+    if task.recovery:
+        limit = f", for {task.recovery.duration_s} s" if task.recovery.duration_s else ""
+        rows.append(("Recovery", f"on {', '.join(task.recovery.events)}: {task.recovery.strategy}{limit}"))
+    if task.max_duration_s is not None:
+        rows.append(("At longest", f"{task.max_duration_s} s"))
+    if task.reuse_only:
+        rows.append(("Cluster", "an existing one only"))
+    return rows
+
+
+def _service_rows(service: Service) -> list[tuple[str, str]]:
+    scaling = service.scaling
+    fixed = scaling.min_replicas == scaling.max_replicas
+    replicas = f"{scaling.min_replicas}" if fixed else f"{scaling.min_replicas} to {scaling.max_replicas}"
+    targets = [f"{scaling.target_qps:g} requests/s each"] if scaling.target_qps else []
+    targets += [f"{target:g} requests/s on {name}" for name, target in scaling.target_qps_by_type.items()]
+    rows = [("Port", str(service.port)), ("Replicas", ", ".join([replicas, *targets]))]
+    if service.model:
+        rows.append(("Model", f"{service.model.name} ({service.model.format})"))
+    return rows + [("Probe", f"{probe.method} {probe.path} within {probe.timeout_s:g} s") for probe in service.probes]

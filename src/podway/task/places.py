@@ -1,0 +1,67 @@
+"""Where a slice may be: the two dialects' words for clouds, regions and zones, and which of them Podway serves."""
+
+import re
+from typing import NoReturn
+
+from podway.task.fields import Field, NotHere, did_you_mean
+from podway.task.task import Placement
+
+# What a file may call a provider of Podway's.
+PROVIDERS = {"gcp": "gcp", "gke": "gke", "kubernetes": "gke", "k8s": "gke", "ssh": "ssh", "local": "local"}
+
+# Clouds that the peers know and Podway does not: refused by name, so that nobody waits for one.
+_OTHER_CLOUDS = (
+    "aws azure lambda ibm scp oci runpod vast vastai vsphere cudo fluidstack paperspace primeintellect do digitalocean "
+    "nebius slurm hyperbolic seeweb shadeform yotta mithril datacrunch verda tensordock vultr amddevcloud hotaisle "
+    "cloudrift crusoe coreweave jarvislabs"
+)
+OTHER_CLOUDS = frozenset(_OTHER_CLOUDS.split())
+
+_ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z][0-9]*")  # us-east5-b; AI zones end in ai1a
+
+
+def provider(field: Field, word: str) -> str:
+    """Podway's name of a cloud."""
+    name = word.strip().lower()
+    if name in PROVIDERS:
+        return PROVIDERS[name]
+    if name in OTHER_CLOUDS:
+        raise NotHere(field, f"{name} has no TPUs Podway can reach", "use gcp, gke, ssh or local")
+    raise field.error(f"{field.found} is not a cloud Podway knows", did_you_mean(name, PROVIDERS))
+
+
+def from_infra(field: Field) -> Placement:
+    """`cloud[/region[/zone]]` with `*` for any; for k8s the rest is the context, for ssh the pool."""
+    text = field.words()
+    cloud, _, rest = text.partition("/")
+    where = None if cloud == "*" else provider(field, cloud)
+    if where in ("gke", "ssh"):
+        return Placement(provider=where, region=rest if rest not in ("", "*") else None)
+    parts = [None if part in ("", "*") else part for part in rest.split("/")] if rest else []
+    if len(parts) > 2 or (rest and not any(parts) and "*" not in rest):
+        _malformed(field)
+    region, zone = (*parts, None, None)[:2]
+    return place(field, where, region, zone)
+
+
+def place(field: Field, where: str | None, region: str | None, zone: str | None) -> Placement:
+    """The three together; a zone names its region by itself."""
+    match = _ZONE.fullmatch(zone) if zone else None
+    if match and region and match[1] != region and where in (None, "gcp"):
+        raise field.error(f"the zone {zone} is not in the region {region}", f"leave the region out: it is {match[1]}")
+    if match and not region:
+        region = match[1]
+    return Placement(provider=where, region=region, zone=zone)
+
+
+def over(outer: Placement, inner: Placement) -> Placement:
+    """`inner` where it says something, else `outer`."""
+    if inner.provider and inner.provider != outer.provider:
+        return inner
+    region = inner.region or outer.region
+    zone = inner.zone or (outer.zone if inner.region in (None, outer.region) else None)
+    return Placement(provider=inner.provider or outer.provider, region=region, zone=zone)
+
+
+def _malformed(field: Field) -> NoReturn:
+    raise field.error(f"{field.found} is not cloud/region/zone", "write gcp, gcp/us-east5 or gcp/us-east5/us-east5-b")

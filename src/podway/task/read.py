@@ -1,0 +1,83 @@
+"""The way in: a task file, a text, or a command line, to a `Task`.
+
+Which dialect a file is written in follows from the file: a top-level `type:` means dstack, anything else SkyPilot. Both end
+in the same `Task`, and what the flags say (`Overrides`) is applied on the way.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from podway.errors import UserError
+from podway.task.dstack import read_dstack
+from podway.task.environment import Overrides
+from podway.task.fields import Field
+from podway.task.paths import absolute, read_file
+from podway.task.skypilot import read_skypilot
+from podway.task.task import Task
+from podway.task.yamlfile import Entry, Mapping, Node, Scalar, parse
+
+Dialect = Literal["skypilot", "dstack"]
+
+
+def read_task(path: Path | str, *, overrides: Overrides = Overrides(), dialect: Dialect | None = None) -> Task:
+    """The task of a file."""
+    shown = str(path)
+    file = absolute(shown, overrides.here, overrides.local_env)
+    data = read_file(file, "a task file", shown)
+    base = Path(file).parent
+    return read_task_text(data, name=shown, base=base, overrides=overrides, dialect=dialect)
+
+
+def read_task_text(
+    text: str | bytes,
+    *,
+    name: str = "<stdin>",
+    base: Path | None = None,
+    overrides: Overrides = Overrides(),
+    dialect: Dialect | None = None,
+) -> Task:
+    """The task of a text. dstack's relative paths start from `base`; SkyPilot's from where the command is typed, or,
+    when there is nothing there, from `base`.
+    """
+    cwd = overrides.here
+    root = Field(name, _one_task(parse(text, name), name))
+    if dialect == "dstack" or (dialect is None and root.get("type") is not None):
+        if root.get("type") is None:
+            raise root.error("`type` is missing", "add `type: task`, `service` or `dev-environment`")
+        return read_dstack(root, overrides, base or cwd, cwd)
+    return read_skypilot(root, overrides, (cwd, base) if base else (cwd,))
+
+
+def task_from_command(command: str, overrides: Overrides = Overrides()) -> Task:
+    """A task that runs one bash command."""
+    if not command.strip():
+        raise UserError("the command is empty", "give a task file or a bash command")
+    value = Scalar(line=1, column=1, text=command)
+    entries = {"run": Entry(Scalar(line=1, column=1, text="run"), value)}
+    cwd = overrides.here
+    return read_skypilot(Field("<command>", Mapping(line=1, column=1, entries=entries)), overrides, (cwd,))
+
+
+def _one_task(documents: list[Node], name: str) -> Node:
+    """The one task of a file; a first document with nothing but a name gives it to the task that follows."""
+    if not documents:
+        raise UserError(f"{name}:1:1: the file is empty", "write at least `run: echo hello`")
+    for document in documents:
+        if not isinstance(document, Mapping):
+            found = Field(name, document).found
+            raise UserError(
+                f"{name}:{document.line}:{document.column}: a task file is a mapping, not {found}",
+                "write `key: value` lines, such as `run: echo hello`",
+            )
+    maps = [document for document in documents if isinstance(document, Mapping)]
+    header = maps[0].entries.get("name") if len(maps) > 1 and set(maps[0].entries) == {"name"} else None
+    tasks = maps[1:] if header else maps
+    if len(tasks) > 1:
+        lines = ", ".join(str(task.line) for task in tasks)
+        raise UserError(
+            f"{name}:{tasks[1].line}:{tasks[1].column}: the file holds {len(tasks)} tasks (at lines {lines})",
+            "a file is one task: split it, and launch the parts one after the other",
+        )
+    if header and "name" not in tasks[0].entries:
+        return Mapping(line=tasks[0].line, column=tasks[0].column, entries={"name": header, **tasks[0].entries})
+    return tasks[0]
