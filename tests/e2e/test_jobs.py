@@ -195,3 +195,43 @@ def _client_of(home: Path):  # type: ignore[no-untyped-def]
 
     found = json.loads((home / "server.json").read_text())
     return Client(found["url"], found["token"])
+
+
+def test_the_head_may_decide_for_all(pod: Podway) -> None:
+    """dstack's stop_criteria: master-done."""
+    pod.start()
+    pod.client.launch(task("[ $PODWAY_RANK = 0 ] || sleep 1000", stop_when="head-done", stop_duration_s=1), cluster="c")
+    assert pod.finished("c", 1) == "SUCCEEDED"
+    assert not [p for p in pod.host_processes() if "sleep" in p.info["cmdline"]]
+    pod.down("c")
+
+
+def test_a_command_beside_the_queue_is_seen_through_on_every_host(pod: Podway) -> None:
+    pod.start()
+    pod.client.launch(task("true"), cluster="c")
+    beside = pod.client.run("c", "if [ $PODWAY_RANK = 0 ]; then exit 4; fi; sleep 0.5; echo seen through")
+    text = pod.log_text("c", beside.job or 0)
+    assert "seen through" in text
+    assert pod.finished("c", beside.job or 0) == "FAILED"
+    assert [exit.code for exit in pod.client.job("c", beside.job or 0).exits] == [4, 0]
+    pod.down("c")
+
+
+def test_an_open_shell_keeps_a_cluster_awake(pod: Podway) -> None:
+    import subprocess
+
+    pod.start()
+    pod.client.launch(task("true"), cluster="c")
+    assert pod.finished("c", 1) == "SUCCEEDED"
+    how = pod.client.shell("c", 0, "sleep 30")
+    shell = subprocess.Popen(how.argv, env=how.env, cwd=how.cwd)
+    try:
+        pod.client.autostop("c", Autostop(idle_minutes=0.01))
+        time.sleep(2)
+        assert pod.client.cluster("c").state == "UP"
+    finally:
+        shell.kill()
+        shell.wait()
+    pod.client.autostop("c", Autostop(idle_minutes=0.02))
+    wait_until(lambda: pod.client.cluster("c").state == "STOPPED", 30, "autostop")
+    pod.down("c")

@@ -44,6 +44,8 @@ def launch(task: Task, wishes: Wishes) -> int:
         tell_notes(task)
         body = LaunchBody(task=task, cluster=wishes.cluster, setup=wishes.setup, autostop=wishes.autostop)
         preview = client.preview(body)
+        for note in preview.notes:
+            click.echo(f"Note: {note}", err=True)
         if not preview.exists:
             screen.line(offers_page(preview))
         if wishes.dryrun:

@@ -18,7 +18,7 @@ import msgspec
 
 from podway import crash
 from podway.control.archive import Archive
-from podway.control.decide import RankStatus, judge
+from podway.control.decide import RankStatus, Verdict, judge
 from podway.control.fleet import Fleet, HostSession
 from podway.control.records import Cluster, Event, Exit, Job, JobState
 from podway.control.secret_box import SecretBox
@@ -120,6 +120,8 @@ class Gang:
         """Start a phase everywhere and see it through; the exit to blame, or None when all is well."""
         launch = self._launch()
         secrets = self.box.open(self.job.secret_box)
+        if self.job.task.registry is not None:  # it pulls the image; the job has no business with it
+            secrets.pop(self.job.task.registry.password_secret, None)
 
         async def start(session: HostSession) -> int | None:
             host = session.host
@@ -173,8 +175,12 @@ class Gang:
                     raise Cancelled(f"max_duration of {limit} s is over")
                 running = [RankStatus(rank=rank, state="running") for rank in waits if rank not in latest]
                 verdict = judge([*latest.values(), *running])
+                if self.job.task.stop_when == "head-done" and 0 in latest and latest[0].exit and latest[0].exit.ok:
+                    verdict, waiting = Verdict(outcome="ok"), False
+                else:
+                    waiting = bool(waits)
                 # A command beside the queue is no gang: each host sees it through, whatever the others do.
-                if verdict.outcome != "wait" and (not waits or (verdict.outcome == "failed" and self.job.exclusive)):
+                if verdict.outcome != "wait" and (not waiting or (verdict.outcome == "failed" and self.job.exclusive)):
                     exits = tuple(status.exit for status in latest.values() if status.exit)
                     self.job = msgspec.structs.replace(self.job, exits=exits)
                     return verdict.first
@@ -200,8 +206,10 @@ class Gang:
         """Stop what is left, keep the output, and only then write the end."""
         if state is JobState.CANCELLED and self.job.state is not JobState.CANCELLING:
             await self._save(reason or "is being cancelled", state=JobState.CANCELLING, reason=reason)
-        if state is not JobState.SUCCEEDED and (self.job.pids or self.job.state is JobState.CANCELLING):
-            await self._stop_all()  # a rank that exits by itself takes its children along: nothing is left of a success
+        # A rank that exits by itself takes its children along: nothing is left of a success in which all did.
+        ended_by_itself = state is JobState.SUCCEEDED and len(self.job.exits) == len(self.fleet.hosts)
+        if not ended_by_itself and (self.job.pids or self.job.state is JobState.CANCELLING):
+            await self._stop_all()
         crash.point("job.ended")
         exits = await self._final_exits()
         tail = ""

@@ -235,7 +235,7 @@ class Controller:
         fleet = Fleet(provider, self.cluster)
         try:
             job = shell_key(self.cluster)
-            used = await asyncio.gather(*(s.call("usage", job=job, patience=2.0) for s in fleet.sessions))
+            used = await asyncio.gather(*(s.call("marked", job=job, patience=2.0) for s in fleet.sessions))
             return any(answer.get("processes") for answer in used)
         except ProviderError:
             return False

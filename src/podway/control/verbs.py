@@ -13,6 +13,7 @@ import msgspec
 
 from podway import crash
 from podway.catalog.slices import find_slice
+from podway.control.fitness import remarks
 from podway.control.records import ENDED, Cluster, ClusterState, Event, Job, JobState
 from podway.control.secret_box import SecretBox
 from podway.control.store import Stale, Store
@@ -54,6 +55,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     order: Order
     request: Request
     exists: bool
+    notes: tuple[str, ...] = ()  # what the task asks for that has no effect there
 
 
 class Control:
@@ -77,7 +79,10 @@ class Control:
         known = self.store.find(name)
         if known is not None:
             _check_fit(known, request.task)
-        return Preview(cluster=name, offers=offers, order=order, request=rendered, exists=known is not None)
+        notes = self._judge(request.task, order.provider)
+        return Preview(
+            cluster=name, offers=offers, order=order, request=rendered, exists=known is not None, notes=notes
+        )
 
     def launch(self, request: LaunchRequest, user: str) -> Launched:
         """Make the cluster (or take the one of that name), and queue the task on it."""
@@ -85,8 +90,15 @@ class Control:
         cluster = self.store.find(name)
         created = cluster is None
         if cluster is None:
+            if request.task.reuse_only:
+                raise UserError(
+                    f"there is no cluster {name!r}, and the task says creation_policy: reuse",
+                    "name a cluster that is up with -c, or leave creation_policy out",
+                    status=409,
+                )
             cluster = self._create(name, request, user)
         else:
+            self._judge(request.task, cluster.order.provider)
             _check_fit(cluster, request.task)
             cluster = self._bring_up(cluster)
         crash.point("launch.cluster-row")
@@ -114,6 +126,7 @@ class Control:
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
             )
         _check_fit(cluster, task)
+        self._judge(task, cluster.order.provider)
         job = self._queue(cluster, task, files, user, setup=False, request_id=request_id)
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False)
@@ -234,6 +247,7 @@ class Control:
 
     def _create(self, name: str, request: LaunchRequest, user: str) -> Cluster:
         _, order = self._choose(request)
+        self._judge(request.task, order.provider)
         self.provider(order.provider).render(name, order)  # refuse what cannot be rendered before anything is written
         now = time.time()
         cluster = Cluster(
@@ -253,6 +267,14 @@ class Control:
                 f"a cluster {name} was made at the same moment", "run the command again", status=409
             ) from None
         return cluster
+
+    def _judge(self, task: Task, name: str) -> tuple[str, ...]:
+        """Refuse what the provider must not ignore; what it may, as notes."""
+        provider = self.provider(name)
+        found = remarks(task, provider.honours, simulated=provider.simulated)
+        if found.refusal is not None:
+            raise found.refusal
+        return found.notes
 
     def _bring_up(self, cluster: Cluster) -> Cluster:
         if cluster.goal == "gone":

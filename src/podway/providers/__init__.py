@@ -74,6 +74,9 @@ class Provider(Protocol):
 
     name: str
     simulated: bool
+    honours: frozenset[
+        str
+    ]  # which of image, python, disk, volumes, buckets, recovery, replicas, priority it does for real
 
     def offers(self, resources: Resources, slices: int) -> list[Offer]:
         """Ways to get these resources here, cheapest known price first, unknown prices last."""

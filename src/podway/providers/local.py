@@ -46,6 +46,7 @@ class LocalProvider:
 
     name = "local"
     simulated = True
+    honours: frozenset[str] = frozenset()
 
     def __init__(self, root: Path) -> None:
         self.root = root / "local"

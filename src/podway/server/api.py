@@ -114,6 +114,7 @@ class PreviewReply(Reply, frozen=True):
     offers: list[OfferView]
     order: Order
     request: dict[str, Any]
+    notes: list[str] = []
 
 
 class ExitView(Reply, frozen=True):

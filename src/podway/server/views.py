@@ -108,4 +108,5 @@ def preview_view(preview: Preview) -> PreviewReply:
         offers=offers,
         order=chosen,
         request=msgspec.to_builtins(preview.request),
+        notes=list(preview.notes),
     )

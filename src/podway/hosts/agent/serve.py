@@ -71,6 +71,7 @@ class Agent:
             "cancel": self._jobs.cancel,
             "jobs": self._jobs.jobs,
             "usage": self._jobs.usage,
+            "marked": self._jobs.marked,
             "forget": self._jobs.forget,
             "chips": self._jobs.chips,
             "sweep": self._jobs.sweep,

@@ -1,0 +1,74 @@
+"""What of a task a provider does not do: refused when ignoring it would be wrong, noted by name otherwise. Pure.
+
+A provider says in `honours` which of these it does for real; nothing a task asks for is dropped without a word.
+"""
+
+import msgspec
+
+from podway.errors import UserError
+from podway.task.task import Bucket, Task
+
+
+class Remarks(msgspec.Struct, frozen=True, kw_only=True):
+    """`refusal` ends the launch; `notes` are shown and it goes on."""
+
+    refusal: UserError | None = None
+    notes: tuple[str, ...] = ()
+
+
+def remarks(task: Task, honours: frozenset[str], *, simulated: bool) -> Remarks:
+    """Judge a task against what a provider does."""
+    refusal = _bucket_refusal(task, honours) or _volume_refusal(task, honours)
+    if refusal is None and simulated:
+        refusal = _path_refusal(task)
+    return Remarks(refusal=refusal, notes=tuple(_notes(task, honours, simulated=simulated)))
+
+
+def _bucket_refusal(task: Task, honours: frozenset[str]) -> UserError | None:
+    for mount in task.file_mounts:
+        if isinstance(mount.source, Bucket) and "buckets" not in honours:
+            return UserError(
+                f"file_mounts {mount.target}: {mount.source.uri} cannot be mounted here: this provider has no buckets",
+                "use a provider that has them, or mount a local directory instead",
+            )
+    return None
+
+
+def _volume_refusal(task: Task, honours: frozenset[str]) -> UserError | None:
+    for volume in task.volumes:
+        if not volume.optional and "volumes" not in honours:
+            return UserError(
+                f"volumes: {volume.name or volume.instance_path} cannot be attached at {volume.path} here",
+                "use a provider that has volumes, or sync the files with file_mounts",
+            )
+    return None
+
+
+def _path_refusal(task: Task) -> UserError | None:
+    for mount in task.file_mounts:
+        if mount.target.startswith("/"):
+            return UserError(
+                f"file_mounts {mount.target}: the hosts of a simulated slice share this machine's root directory",
+                f"mount it below the home instead, e.g. ~{mount.target}",
+            )
+    return None
+
+
+def _notes(task: Task, honours: frozenset[str], *, simulated: bool) -> list[str]:
+    notes = []
+    images = sorted({resources.image for resources in task.resources if resources.image})
+    if images and "image" not in honours:
+        notes.append(f"image {', '.join(images)} is not used here: the task runs in the hosts' own environment")
+    if task.python and "python" not in honours:
+        notes.append(f"python {task.python} is not installed here: the task runs with the hosts' own python3")
+    if any(resources.disk_gb for resources in task.resources) and "disk" not in honours:
+        notes.append("disk_size has no effect here: the hosts have the disks they have")
+    if task.priority and "priority" not in honours:
+        notes.append("priority has no effect: the queue of a cluster is first come, first served")
+    if task.recovery is not None and "recovery" not in honours:
+        notes.append("recovery has no effect here: the job is not restarted by itself")
+    if task.service is not None and "replicas" not in honours:
+        notes.append(f"the service runs as one replica, on port {task.service.port} of its hosts")
+    if simulated and any(resources.spot != "no" for resources in task.resources):
+        notes.append("spot has no effect: a simulated slice is never preempted")
+    return notes

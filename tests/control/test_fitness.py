@@ -1,0 +1,57 @@
+"""What a provider does not do is refused or noted, never dropped."""
+
+import pytest
+
+from podway.control.fitness import remarks
+from podway.task.task import (
+    Bucket,
+    FileMount,
+    LocalDir,
+    Recovery,
+    Resources,
+    Service,
+    Task,
+    Volume,
+)
+
+NOTHING: frozenset[str] = frozenset()
+NOTED = {
+    "image": Task(resources=(Resources(image="docker:x/y"),)),
+    "python": Task(python="3.12"),
+    "disk": Task(resources=(Resources(disk_gb=300),)),
+    "priority": Task(priority=5),
+    "recovery": Task(recovery=Recovery()),
+    "replicas": Task(kind="service", service=Service(port=8000)),
+}
+
+
+@pytest.mark.parametrize("what", NOTED)
+def test_noted_unless_honoured(what: str) -> None:
+    assert len(remarks(NOTED[what], NOTHING, simulated=False).notes) == 1
+    assert remarks(NOTED[what], frozenset({what}), simulated=False).notes == ()
+
+
+def test_a_bucket_is_refused_where_there_are_none() -> None:
+    task = Task(file_mounts=(FileMount(target="~/data", source=Bucket(uri="gs://b")),))
+    refused = remarks(task, NOTHING, simulated=True).refusal
+    assert refused is not None and "gs://b" in refused.what
+    assert remarks(task, frozenset({"buckets"}), simulated=False).refusal is None
+
+
+def test_a_volume_is_refused_unless_it_is_optional() -> None:
+    assert remarks(Task(volumes=(Volume(path="/v", name="disk"),)), NOTHING, simulated=False).refusal is not None
+    assert (
+        remarks(Task(volumes=(Volume(path="/v", name="disk", optional=True),)), NOTHING, simulated=False).refusal
+        is None
+    )
+
+
+def test_a_simulated_host_has_no_root_of_its_own() -> None:
+    task = Task(file_mounts=(FileMount(target="/data", source=LocalDir(path="/x")),))
+    assert remarks(task, NOTHING, simulated=True).refusal is not None
+    assert remarks(task, NOTHING, simulated=False).refusal is None
+
+
+def test_a_plain_task_has_no_remarks() -> None:
+    found = remarks(Task(run="true"), NOTHING, simulated=True)
+    assert found.refusal is None and found.notes == ()
