@@ -1,0 +1,119 @@
+"""What each rank is given: true values by every name people's scripts read."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from podway.launch import Launch
+from podway.order import Host, Order
+from podway.task.task import FileMount, Git, Task, Url
+
+GOLDEN = Path(__file__).parent / "golden" / "launch"
+
+
+def launch(slices: int = 1, hosts_per_slice: int = 4, **more: object) -> Launch:
+    hosts = tuple(
+        Host(
+            rank=rank,
+            slice=rank // hosts_per_slice,
+            worker=rank % hosts_per_slice,
+            address=f"10.0.0.{rank + 1}",
+            home=f"/home/h{rank}",
+            id=f"x/{rank}",
+        )
+        for rank in range(slices * hosts_per_slice)
+    )
+    order = Order(
+        accelerator_type="v6e-16",
+        topology="4x4",
+        slices=slices,
+        provider="gcp",
+        zone="us-east5-b",
+        hosts_per_slice=hosts_per_slice,
+        chips_per_host=4,
+    )
+    plain = Launch(
+        job="abc-7", number=7, cluster="demo", task=Task(run="true"), order=order, hosts=hosts, simulated=False, user="ann", submitted=1000.0
+    )  # fmt: skip
+    return msgspec.structs.replace(plain, **more)
+
+
+def golden(name: str, env: dict[str, str]) -> None:
+    import os
+
+    path = GOLDEN / f"{name}.json"
+    text = json.dumps(env, indent=2, sort_keys=True) + "\n"
+    if os.environ.get("PODWAY_REWRITE_GOLDEN"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_environment_of_a_real_slice() -> None:
+    here = launch()
+    golden("one-slice-rank-2-run", here.env_for(here.hosts[2], "run"))
+    golden("one-slice-rank-2-setup", here.env_for(here.hosts[2], "setup"))
+
+
+def test_environment_of_two_slices() -> None:
+    here = launch(slices=2)
+    golden("two-slices-rank-5-run", here.env_for(here.hosts[5], "run"))
+
+
+def test_environment_of_a_simulated_slice() -> None:
+    here = launch(simulated=True, cache_dir="/cache")
+    golden("simulated-rank-1-run", here.env_for(here.hosts[1], "run"))
+
+
+def test_real_hosts_are_left_to_the_tpu_metadata() -> None:
+    here = launch()
+    env = here.env_for(here.hosts[0], "run")
+    assert not [name for name in env if name.startswith("OMPI") or name in ("JAX_PLATFORMS", "XLA_FLAGS")]
+
+
+def test_the_task_s_own_environment_wins_and_xla_flags_are_joined() -> None:
+    here = launch(simulated=True, task=Task(run="true", env={"XLA_FLAGS": "--mine", "PODWAY_RANK": "x"}))
+    env = here.env_for(here.hosts[0], "run")
+    assert env["PODWAY_RANK"] == "x"
+    assert env["XLA_FLAGS"] == "--xla_force_host_platform_device_count=4 --mine"
+
+
+def test_git_and_http_sources_are_fetched_by_a_script_that_is_right_twice(tmp_path: Path) -> None:
+    """Run for real: a clone, a pull, a pinned ref, odd names."""
+    origin, home = tmp_path / "o r'igin", tmp_path / "home"
+    home.mkdir()
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    subprocess.run([*git, "init", "-q", str(origin)], check=True)
+    (origin / "f").write_text("one")
+    subprocess.run([*git, "add", "."], cwd=origin, check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], cwd=origin, check=True)
+    first = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=origin, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    task = Task(
+        run="true",
+        workdir=Git(url=str(origin)),
+        file_mounts=(FileMount(target="~/pinned dir", source=Git(url=str(origin), hash=first)),),
+        setup="true",
+    )
+    script = launch(task=task).script("setup")
+    for content in ("one", "two"):
+        (origin / "f").write_text(content)
+        subprocess.run([*git, "commit", "-qam", content, "--allow-empty"], cwd=origin, check=True)
+        subprocess.run(["bash", "-c", script], check=True, env={"HOME": str(home), "PATH": "/usr/bin:/bin"}, cwd=home)
+        assert (home / "sky_workdir" / "f").read_text() == content
+        assert (home / "pinned dir" / "f").read_text() == "one"
+
+
+def test_a_source_that_cannot_be_fetched_fails_the_setup(tmp_path: Path) -> None:
+    task = Task(
+        file_mounts=(FileMount(target="~/x", source=Url(url="http://127.0.0.1:1/none")),), setup="touch ~/went-on"
+    )
+    script = launch(task=task).script("setup")
+    done = subprocess.run(
+        ["bash", "-c", script], env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, capture_output=True
+    )
+    assert done.returncode != 0
+    assert not (tmp_path / "went-on").exists()
