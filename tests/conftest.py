@@ -14,14 +14,11 @@ import pytest
 SKIPPED: list[str] = []
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
-    report = yield
-    if report.skipped and item.get_closest_marker("e2e") and not hasattr(report, "wasxfail"):
-        SKIPPED.append(
-            f"{item.nodeid}: {report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr}"
-        )
-    return report
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Called where the results come together, also when several workers run the tests."""
+    if report.skipped and "e2e" in report.keywords and not hasattr(report, "wasxfail"):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        SKIPPED.append(f"{report.nodeid}: {why}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

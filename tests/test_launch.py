@@ -35,8 +35,16 @@ def launch(slices: int = 1, hosts_per_slice: int = 4, **more: object) -> Launch:
         chips_per_host=4,
     )
     plain = Launch(
-        job="abc-7", number=7, cluster="demo", task=Task(run="true"), order=order, hosts=hosts, simulated=False, user="ann", submitted=1000.0
-    )  # fmt: skip
+        job="abc-7",
+        number=7,
+        cluster="demo",
+        task=Task(run="true"),
+        order=order,
+        hosts=hosts,
+        simulated=False,
+        user="ann",
+        submitted=1000.0,
+    )
     return msgspec.structs.replace(plain, **more)
 
 

@@ -105,6 +105,16 @@ def test_logs_come_home(pod: Podway, tmp_path: Path) -> None:
     podway("down", "-y", "s")
 
 
+def test_what_each_rank_uses(pod: Podway) -> None:
+    podway("launch", "-y", "-d", "-c", "u", "--tpus", "v4-16", "sleep 30")
+    wait_until(lambda: pod.client.job("u", 1).state == "RUNNING" and "RUNNING" in podway("top", "u"))
+    ranks = json.loads(podway("top", "u", "-o", "json"))
+    assert [rank["rank"] for rank in ranks] == [0, 1] and all(rank["processes"] >= 1 for rank in ranks)
+    podway("cancel", "-y", "u")
+    assert "signal 15" in podway("top", "u", "1")
+    podway("down", "-y", "u")
+
+
 def test_a_shell_on_a_host(pod: Podway) -> None:
     podway("launch", "-y", "-c", "h", "--tpus", "v4-16", "true")
     shown = podway("ssh", "h", "-w", "1", "--", "echo $PODWAY_RANK in $PWD")

@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "exec": ("podway.cli.execute:command", "Run a task on a cluster that is up, without its setup.", RUN),
     "queue": ("podway.cli.queue:command", "Show the jobs of clusters.", RUN),
     "logs": ("podway.cli.logs:command", "Show what a job prints, and follow it to its end.", RUN),
+    "top": ("podway.cli.top:command", "Show the CPU time and memory of each rank of a job.", RUN),
     "cancel": ("podway.cli.cancel:command", "Cancel jobs, and wait until nothing of them is left.", RUN),
     "run": ("podway.cli.run:command", "Run a command on every host at once, beside the queue.", RUN),
     "apply": ("podway.cli.apply:command", "Launch a task file on a cluster named after it (as in dstack).", RUN),
