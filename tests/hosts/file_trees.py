@@ -115,3 +115,30 @@ class Host:
         reply, missing = self.call("files.apply", dest=dest, manifest_id=scan.manifest.id)
         assert reply["applied"] and not missing
         return reply
+
+
+def _parents(path: bytes) -> list[bytes]:
+    names = path.split(b"/")
+    return [b"/".join(names[:n]) for n in range(1, len(names))]
+
+
+def expected(old: Tree, made: Tree, new: Tree) -> Tree:
+    """The new tree and what of the jobs' files is not in its way."""
+    kept = {
+        path: item
+        for path, item in made.items()
+        if path not in new and all(new.get(above, ("dir",))[0] == "dir" for above in _parents(path))
+    }
+    # A directory of the old tree stays as long as a job's file is in it.
+    for path in list(kept):
+        for above in _parents(path):
+            if above not in new and above not in kept:
+                kept[above] = old[above]
+    return {**kept, **new}
+
+
+def one_file(folder: Path, content: bytes) -> Scan:
+    """The manifest of a single file."""
+    path = folder / "source.txt"
+    path.write_bytes(content)
+    return scan(path)

@@ -142,7 +142,25 @@ def test_hundreds_of_garbage_requests(host):
         "interpreter",
         "size",
     ]
-    junk = [None, True, -1, 0, 1 << 70, 0.1, "", "../..", "a/b", "x" * 300, "\0", "\udc80", "\ud800", [], {}, [[]], {"a": {}}]
+    junk = [
+        None,
+        True,
+        -1,
+        0,
+        1 << 70,
+        0.1,
+        "",
+        "../..",
+        "a/b",
+        "x" * 300,
+        "\0",
+        "\udc80",
+        "\ud800",
+        [],
+        {},
+        [[]],
+        {"a": {}},
+    ]
     for _ in range(300):
         request = {name: dice.choice(junk) for name in dice.sample(names, dice.randrange(6))}
         line = wire.json.dumps({"op": dice.choice(operations), **request}).encode()

@@ -23,7 +23,7 @@ def command(cluster: str, job: int | None, output: str) -> None:
     """
     client = Client()
     chosen = client.job(cluster, job) if job is not None else _latest(client.jobs(cluster), cluster)
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (end.rank, f"{end.cpu_s:.1f}", _size(end.max_rss), None, _how(end.code, end.signal, end.lost))
         for end in chosen.exits
     ]

@@ -1,8 +1,4 @@
-"""What a synced tree is made of, as the client, the server and the hosts all see it.
-
-A `Manifest` lists every path of a tree with its content digest. A `FileTree` says where on each host a manifest appears.
-Both travel as JSON; the contents travel beside them as packs of blobs (see `blobs.py`).
-"""
+"""Which tree appears where on each host. The tree itself is a `Manifest` (`tree.py`); it and its contents travel as blobs."""
 
 from typing import Literal
 

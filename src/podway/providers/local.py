@@ -212,10 +212,9 @@ class LocalProvider:
         return path
 
     async def _kill(self, name: str) -> None:
-        for host in self._hosts(name):
-            left = await kill_local_host(host.id)
-            if left:
-                raise ProviderError(f"processes of {host.id} are still alive: {left}")
+        left = await kill_local_host(*(host.id for host in self._hosts(name)))
+        if left:
+            raise ProviderError(f"processes of {name} are still alive: {left}")
 
 
 def _environment(host: Host) -> dict[str, str]:

@@ -124,6 +124,7 @@ class Endings:
                 pause = self._cancel_round(job, warned, known, pause)
                 if not pause:
                     break
+                time.sleep(pause / 5)  # the bell of a job that floods its output must not make this a loop of scans
                 self._bell.wait(seen, pause)
             with contextlib.suppress(OSError):  # a full disk: the next agent will look once more, that is all
                 phase.mark_cancelled(self._state, job, {"grace": 0.0, "deadline": 0.0, "done": True})
