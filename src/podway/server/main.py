@@ -18,13 +18,14 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 import uvicorn
 
 import podway
 from podway.control.archive import Archive
+from podway.control.housekeeping import keep_tidy
 from podway.control.reconcile import Parts, Reconciler, owner_name
 from podway.control.secret_box import SecretBox
 from podway.control.store import open_store, sqlite_url
@@ -103,18 +104,19 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     listener = _listen(options.host, options.port)
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    async with _background(reconciler):
+    async with _background(reconciler.run(), keep_tidy(store, blobs, archive)):
         _announce(place, options.host, listener.getsockname()[1], token)
         await server.serve(sockets=[listener])
 
 
 @contextlib.asynccontextmanager
-async def _background(reconciler: Reconciler) -> AsyncIterator[None]:
-    task = asyncio.create_task(reconciler.run())
+async def _background(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
     finally:
-        task.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 def _listen(host: str, port: int) -> socket.socket:
