@@ -138,10 +138,10 @@ class Gang:
             pid = reply.get("pid")
             return int(pid) if pid else None
 
-        head, *rest = self.fleet.sessions
-        first = await start(head)
+        starts = [asyncio.create_task(start(session)) for session in self.fleet.sessions]
+        await asyncio.wait(starts, return_when=asyncio.FIRST_COMPLETED)
         crash.point("job.phase-half-started")
-        pids = [first, *await asyncio.gather(*(start(session) for session in rest))]
+        pids = await asyncio.gather(*starts)
         known = {**self.job.pids, phase: [pid or 0 for pid in pids]}
         await self._save(f"started {phase} on {len(pids)} host(s)", pids=known)
         crash.point("job.phase-started")
