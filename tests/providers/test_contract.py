@@ -14,6 +14,7 @@ from podway.hosts.link import AgentLink
 from podway.order import Order
 from podway.providers import PROVIDERS, Provider, Request, open_provider
 from podway.task.task import Accelerator, Resources
+from podway.testing.hosts import HostSet, make_hosts, pool_text, why_no_hosts
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CASES = {
@@ -39,17 +40,56 @@ def order(provider: str, tpu: str | None, slices: int) -> Order:
     )
 
 
+# Machines that nobody has (RFC 5737), for an ssh pool's requests.
+LISTED = """
+  - {address: 192.0.2.1, accelerator: v6e-16, name: north-0}
+  - {address: 192.0.2.2, accelerator: v6e-16, name: north-1, port: 2222}
+  - {address: 192.0.2.3, accelerator: v6e-16, user: ada}
+  - {address: 192.0.2.4, accelerator: v6e-16, jump: gate@192.0.2.250}
+  - {address: 192.0.2.5, accelerator: v6e-16}
+  - {address: 192.0.2.6, accelerator: v6e-16}
+  - {address: 192.0.2.7, accelerator: v6e-16}
+  - {address: 192.0.2.8, accelerator: v6e-16}
+  - {address: 192.0.2.9}
+""" + "".join(f"  - {{address: 192.0.2.{100 + i}, accelerator: v5litepod-16}}\n" for i in range(8))
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[HostSet]:
+    """Four real machines for the ssh provider: two for a v4-16, and two of v6e-8."""
+    why_not = why_no_hosts()
+    if why_not:
+        pytest.skip(why_not)
+    with make_hosts(4) as made:
+        yield made
+
+
 @pytest.fixture(params=sorted(PROVIDERS))
 def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Provider]:
+    if request.param == "ssh":
+        made = request.getfixturevalue("machines")
+        (tmp_path / "ssh").mkdir()
+        (tmp_path / "ssh" / "lab.yaml").write_text(pool_text(made, "v4-16", "v4-16", "v6e-8", more=LISTED))
     opened = open_provider(request.param, tmp_path)
     yield opened
     for name in ("a", "b"):
         asyncio.run(opened.destroy(name))
 
 
+@pytest.fixture(params=sorted(PROVIDERS))
+def renderer(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
+    """A provider that is asked for requests only: nothing needs to be there."""
+    if request.param == "ssh":
+        (tmp_path / "ssh").mkdir()
+        only = "  - {address: 192.0.2.200, accelerator: v6e-8}\n"
+        (tmp_path / "ssh" / "lab.yaml").write_text("user: podway\nhosts:" + LISTED + only)
+    return open_provider(request.param, tmp_path)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_rendered_requests_are_golden(provider: Provider, case: str) -> None:
+def test_rendered_requests_are_golden(renderer: Provider, case: str) -> None:
     """Pure, and exactly what was reviewed: run with PODWAY_REWRITE_GOLDEN=1 after a wanted change, and read the difference."""
+    provider = renderer
     tpu, slices = CASES[case]
     rendered = provider.render("demo", order(provider.name, tpu, slices))
     assert rendered == provider.render("demo", order(provider.name, tpu, slices))
@@ -111,8 +151,8 @@ def test_two_clusters_do_not_share_addresses(provider: Provider) -> None:
     asyncio.run(both())
 
 
-def test_offers_name_real_slices_cheapest_first(provider: Provider) -> None:
-    offers = provider.offers(Resources(accelerator=Accelerator(type="v6e-16")), 2)
+def test_offers_name_real_slices_cheapest_first(renderer: Provider) -> None:
+    offers = renderer.offers(Resources(accelerator=Accelerator(type="v6e-16")), 2)
     assert offers
     costs = [offer.hourly_cost for offer in offers if offer.hourly_cost is not None]
     assert costs == sorted(costs)

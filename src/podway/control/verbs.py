@@ -229,15 +229,21 @@ class Control:
 
     def _choose(self, request: LaunchRequest) -> tuple[tuple[Offer, ...], Order]:
         """Offers for every alternative, and the first by the task's order or by price."""
-        task, offers, homes = request.task, [], {}
+        task = request.task
+        offers: list[Offer] = []
+        homes: dict[Offer, Resources] = {}
+        refusal = UserError("no provider can give what the task asks for", "see the sizes there are with: podway tpus")
         for resources in task.resources:
-            names = [request.provider or resources.placement.provider or "local"]
-            for name in names:
-                for offer in self.provider(name).offers(resources, task.slices):
-                    offers.append(offer)
-                    homes[offer] = resources
+            name = request.provider or resources.placement.provider or "local"
+            try:
+                found = self.provider(name).offers(resources, task.slices)
+            except UserError as error:  # another alternative may do; the reason counts when none does
+                refusal = error
+                continue
+            offers += found
+            homes |= dict.fromkeys(found, resources)
         if not offers:
-            raise UserError("no provider can give what the task asks for", "see the sizes there are with: podway tpus")
+            raise refusal
         affordable = [offer for offer in offers if _affordable(offer, homes[offer])]
         if not affordable:
             raise UserError("every offer costs more than the task allows", "raise max_hourly_cost, or use spot")

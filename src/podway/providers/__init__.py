@@ -114,6 +114,7 @@ class Provider(Protocol):
 
 PROVIDERS = {
     "local": "podway.providers.local",
+    "ssh": "podway.providers.ssh",
 }
 
 
@@ -122,7 +123,14 @@ def open_provider(name: str, root: Path) -> Provider:
     if name not in PROVIDERS:
         known = ", ".join(sorted(PROVIDERS))
         raise UserError(f"there is no provider {name!r} in this version", f"use one of: {known}")
-    make: Callable[[Path], Provider] = importlib.import_module(PROVIDERS[name]).open_provider
+    try:
+        make: Callable[[Path], Provider] = importlib.import_module(PROVIDERS[name]).open_provider
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "podway":
+            raise
+        raise UserError(
+            f"provider {name} needs {error.name}, which is not installed", f"run: pip install 'podway[{name}]'"
+        ) from None
     return make(root)
 
 

@@ -1,0 +1,1 @@
+"""Machines to try Podway on: real sshd, real processes, nothing outside this machine."""
