@@ -1,0 +1,365 @@
+"""The decoder: pure functions over the tree of the parameter table.
+
+Letters: B batch, S length, D d_model, H heads, G kv_heads, N either, K d_head, F d_ff, E experts, V vocab.
+
+    tokens -> embed -> scan over the layers -> final norm -> hidden -> logits
+
+`forward` goes from tokens to hidden, and `logits` the rest, so that a trainer may cut the logits into chunks. Parameters
+may be stored in float32; each is cast to `Compute.dtype` where it is used. Norms, rotations, softmax and logits are made
+in float32.
+
+Three doors for those who build on it, all in `Compute`:
+  gather   what is done to each stored array before use (default: cast, and gather what fsdp split)
+  project  how a layer multiplies by one of its matrices (LoRA and int8 weights come in here)
+  remat    which named tensors are kept for the backward pass (`remat.py`)
+
+And one argument of `run_layers`: `attend`. The trainer's attention sees whole sequences; the serving engine passes its
+own, which writes keys and values to its pages and reads them back. It is called once in the scan's body as
+
+    attend(q_BSHK, k_BSGK, v_BSGK, layer, carry) -> (context_BSHK, carry)
+
+where `layer` has the layer's number and whether it is windowed (both traced), keys are already rotated, queries not yet
+scaled, and `carry` is any pytree that is threaded through the layers (one page pool for all of them).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from msgspec.structs import replace
+
+from podway.model import rope
+from podway.model.attention import Kernel, attend, pattern_of
+from podway.model.embedding import look_up
+from podway.model.layout import TRAIN_RULES, Rules
+from podway.model.mesh import constrain, named_sharding
+from podway.model.moe import apply_experts, route
+from podway.model.params import Param, nest, params
+from podway.model.remat import Policy, mark
+from podway.model.shape import Activation, ModelShape, Norm
+
+Tree = dict[str, Any]  # arrays by the names of the parameter table
+Weights = dict[str, jax.Array]  # the arrays of one layer
+
+
+class Layer(NamedTuple):
+    """What is known of a layer inside the scan."""
+
+    number: jax.Array  # int32, from 0
+    windowed: jax.Array  # bool
+
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array, Layer, Any], tuple[jax.Array, Any]]
+Gather = Callable[[Param, jax.Array], jax.Array]
+Project = Callable[[str, jax.Array, Weights, int], jax.Array]
+
+
+def contract(name: str, x: jax.Array, weights: Weights, inputs: int) -> jax.Array:
+    """x (..., inputs...) times weights[name] (inputs..., outputs...), over the last `inputs` dimensions of x."""
+    return jnp.tensordot(x, weights[name], axes=inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """How to compute, as `ModelShape` says what."""
+
+    dtype: Any = jnp.bfloat16
+    rules: Rules = TRAIN_RULES
+    kernel: Kernel | None = None  # None: the best for this machine
+    interpret: bool = False  # run Pallas kernels in interpret mode (tests on CPU)
+    remat: Policy | None = None  # None: keep everything
+    gather: Gather | None = None
+    project: Project = contract
+
+
+class Output(NamedTuple):
+    hidden_BSD: jax.Array
+    balance: jax.Array  # mean over the layers of the experts' balance loss; 0 for a dense model
+
+
+def init(shape: ModelShape, key: jax.Array, dtype: Any = jnp.float32) -> Tree:
+    """Random parameters; each array depends on the key and its place in the table only, whatever the sharding."""
+    return nest({p.name: _start(p, shape, jax.random.fold_in(key, i), dtype) for i, p in enumerate(params(shape))})
+
+
+def _start(param: Param, shape: ModelShape, key: jax.Array, dtype: Any) -> jax.Array:
+    if param.init == "ones":
+        return jnp.ones(param.dims, dtype)
+    if param.init == "zeros":
+        return jnp.zeros(param.dims, dtype)
+    if param.init == "embedding":  # logits of a tied model start with variance 1
+        std = 1 / (shape.embedding.logit_scale * shape.d_model**0.5)
+    else:  # outputs start with variance 1; what is added to the residual stream shrinks with the number of additions
+        std = param.fan_in**-0.5 / ((2 * shape.layers) ** 0.5 if param.init == "output" else 1)
+    sample = jax.random.truncated_normal(key, -3, 3, param.dims, jnp.float32)
+    start: jax.Array = (sample * std).astype(dtype)
+    return start
+
+
+def abstract(
+    shape: ModelShape, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None, rules: Rules = TRAIN_RULES
+) -> Tree:
+    """The tree of `init` without its numbers: shapes, dtypes and, with a mesh, shardings."""
+
+    def one(param: Param) -> jax.ShapeDtypeStruct:
+        sharding = named_sharding(mesh, param.axes, param.dims, rules) if mesh is not None else None
+        return jax.ShapeDtypeStruct(param.dims, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+    return nest({param.name: one(param) for param in params(shape)})
+
+
+def forward(
+    tree: Tree,
+    tokens_BS: jax.Array,
+    shape: ModelShape,
+    compute: Compute,
+    *,
+    positions_BS: jax.Array | None = None,
+    segments_BS: jax.Array | None = None,
+) -> Output:
+    """Whole sequences, causally. Tokens see only their own segment; positions default to the index in the segment."""
+    if positions_BS is None:
+        positions_BS = positions_in(segments_BS, tokens_BS.shape[1])
+    x_BSD = embed(tree, tokens_BS, shape, compute)
+    x_BSD, _, balance = run_layers(
+        tree, x_BSD, positions_BS, shape, compute, whole_sequences(shape, compute, segments_BS), None
+    )
+    return Output(finish(tree, x_BSD, shape), balance)
+
+
+def positions_in(segments_BS: jax.Array | None, length: int) -> jax.Array:
+    """(B or 1, S): how far each token is from the first of its run of equal segment ids."""
+    index = jnp.arange(length, dtype=jnp.int32)[None, :]
+    if segments_BS is None:
+        return index
+    begins = jnp.pad(segments_BS[:, 1:] != segments_BS[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
+
+
+def embed(tree: Tree, tokens_BS: jax.Array, shape: ModelShape, compute: Compute) -> jax.Array:
+    table = tree["embed"].astype(compute.dtype)
+    if compute.gather is not None:
+        table = compute.gather(params(shape)[0], table)
+    x_BSD = look_up(table, tokens_BS, compute.rules)
+    return x_BSD * jnp.asarray(shape.embedding.scale, compute.dtype)
+
+
+def finish(tree: Tree, x_BSD: jax.Array, shape: ModelShape) -> jax.Array:
+    return rms_norm(x_BSD, tree["final_norm"], shape.norm)
+
+
+def logits(tree: Tree, hidden: jax.Array, shape: ModelShape, compute: Compute) -> jax.Array:
+    """(..., V) in float32 of hidden (..., D)."""
+    gather, e = _gatherer(shape, compute), shape.embedding
+    if e.tied:
+        out = jnp.einsum("...d,vd->...v", hidden, gather("embed", tree["embed"]), preferred_element_type=jnp.float32)
+    else:
+        head = gather("head", tree["head"])
+        out = jnp.einsum("...d,dv->...v", hidden, head, preferred_element_type=jnp.float32)
+    out = out.astype(jnp.float32) * e.logit_scale
+    return out if e.logit_softcap is None else e.logit_softcap * jnp.tanh(out / e.logit_softcap)
+
+
+def run_layers(
+    tree: Tree,
+    x_BSD: jax.Array,
+    positions_BS: jax.Array,
+    shape: ModelShape,
+    compute: Compute,
+    attend_with: Attend,
+    carry: Any,
+) -> tuple[jax.Array, Any, jax.Array]:
+    """All layers, by scan or written out: (x, carry, balance loss)."""
+    turn = _rotation(shape, positions_BS)
+    gather = _gatherer(shape, compute)
+    windowed = jnp.asarray([window is not None for window in shape.layer_windows])
+
+    def body(state: tuple[jax.Array, Any], here: tuple[Weights, Layer]) -> tuple[tuple[jax.Array, Any], jax.Array]:
+        x, carry = state
+        stored, layer = here
+        x = mark(x, "residual")
+        weights = {name: gather(f"layers/{name}", array) for name, array in stored.items()}
+        x, carry, balance = _layer(x, weights, layer, carry, turn, shape, compute, attend_with)
+        return (constrain(x, ("batch", "length", "act_embed"), compute.rules), carry), balance
+
+    if compute.remat is not None:
+        body = jax.checkpoint(body, policy=compute.remat, prevent_cse=False)
+    layers = Layer(jnp.arange(shape.layers, dtype=jnp.int32), windowed)
+    if isinstance(tree["layers"], dict):
+        (x_BSD, carry), balances = jax.lax.scan(body, (x_BSD, carry), (tree["layers"], layers))
+        return x_BSD, carry, balances.mean()
+    # A list of single layers is written out: where the compiler would copy a layer's weights out of the stack at each
+    # turn of a scan, a step that is bound by reading them takes longer.
+    each = []
+    for number, weights in enumerate(tree["layers"]):
+        here = Layer(layers.number[number], layers.windowed[number])
+        (x_BSD, carry), balance = body((x_BSD, carry), (weights, here))
+        each.append(balance)
+    return x_BSD, carry, jnp.stack(each).mean()
+
+
+def whole_sequences(shape: ModelShape, compute: Compute, segments_BS: jax.Array | None) -> Attend:
+    """The trainer's attention: no cache, every layer's own window."""
+    windows = sorted(set(shape.layer_windows), key=lambda w: w or 0)  # [None], [w] or [None, w]
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, layer: Layer, carry: Any) -> tuple[jax.Array, Any]:
+        def through(window: int | None) -> Callable[..., jax.Array]:
+            return lambda q, k, v: attend(
+                q, k, v, segments_BS, pattern_of(shape, window), compute.rules,
+                kernel=compute.kernel, interpret=compute.interpret,
+            )  # fmt: skip
+
+        if len(windows) == 1:
+            return through(windows[0])(q, k, v), carry
+        # One program holds both kinds of layer, and runs the one it needs: masks are fixed when it is compiled.
+        everything, band = (through(window) for window in windows)
+        out: jax.Array = jax.lax.cond(layer.windowed, band, everything, q, k, v)
+        return out, carry
+
+    return run
+
+
+def _layer(
+    x: jax.Array,
+    w: Weights,
+    layer: Layer,
+    carry: Any,
+    turn: Any,
+    shape: ModelShape,
+    compute: Compute,
+    attend_with: Attend,
+) -> tuple[jax.Array, Any, jax.Array]:
+    normed = rms_norm(x, w["attn_norm"], shape.norm)
+    attended, carry = _attention(normed, w, layer, carry, turn, shape, compute, attend_with)
+    if shape.block == "parallel":
+        out, balance = _mlp(normed, w, shape, compute)
+        return x + attended + out, carry, balance
+    if shape.block == "sandwich":
+        attended = rms_norm(attended, w["attn_out_norm"], shape.norm)
+    x = x + attended
+    out, balance = _mlp(rms_norm(x, w["mlp_norm"], shape.norm), w, shape, compute)
+    if shape.block == "sandwich":
+        out = rms_norm(out, w["mlp_out_norm"], shape.norm)
+    return x + out, carry, balance
+
+
+def _attention(
+    x: jax.Array,
+    w: Weights,
+    layer: Layer,
+    carry: Any,
+    turn: Any,
+    shape: ModelShape,
+    compute: Compute,
+    attend_with: Attend,
+) -> tuple[jax.Array, Any]:
+    def heads(name: str, axis: str) -> jax.Array:
+        out = compute.project(name, x, w, 1)
+        if shape.attention.qkv_bias:
+            out = out + w[f"{name}_bias"]
+        return constrain(out, ("batch", "length", axis, "head_dim"), compute.rules)
+
+    q, k, v = heads("q", "heads"), heads("k", "kv_heads"), heads("v", "kv_heads")
+    if shape.attention.qk_norm:
+        q, k = rms_norm(q, w["q_norm"], shape.norm), rms_norm(k, w["k_norm"], shape.norm)
+    q, k = turn(q, layer.windowed), turn(k, layer.windowed)
+    q, k, v = (mark(x, "qkv") for x in (q, k, v))
+    context, carry = attend_with(q, k, v, layer, carry)
+    out = compute.project("o", context, w, 2)
+    if shape.attention.out_bias:
+        out = out + w["o_bias"]
+    out = constrain(out, ("batch", "length", "act_embed"), compute.rules)
+    return mark(out, "attn_out"), carry
+
+
+def _mlp(x: jax.Array, w: Weights, shape: ModelShape, compute: Compute) -> tuple[jax.Array, jax.Array]:
+    if shape.experts is None:
+        out, balance = _dense(x, w, "", shape, compute), jnp.zeros((), jnp.float32)
+    else:
+        routing = route(jnp.tensordot(x, w["router"], 1, preferred_element_type=jnp.float32), shape.experts)
+        names = ("experts_gate", "experts_up", "experts_down") if shape.gated else ("experts_up", "experts_down")
+        matrices = tuple(w[name] for name in names)
+        out = apply_experts(x, routing, matrices, shape.experts, _ACTIVATE[shape.activation], compute.rules)
+        balance = routing.balance
+        if shape.experts.d_ff_shared:
+            share = jax.nn.sigmoid(jnp.tensordot(x, w["shared_router"], 1))
+            out = out + share * _dense(x, w, "shared_", shape, compute)
+    out = constrain(out, ("batch", "length", "act_embed"), compute.rules)
+    return mark(out, "mlp_out"), balance
+
+
+def _dense(x: jax.Array, w: Weights, prefix: str, shape: ModelShape, compute: Compute) -> jax.Array:
+    def into(name: str) -> jax.Array:
+        out = compute.project(prefix + name, x, w, 1)
+        return mark(constrain(out, ("batch", "length", "mlp"), compute.rules), "mlp_in")
+
+    activate = _ACTIVATE[shape.activation]
+    wide = activate(into("gate")) * into("up") if shape.gated else activate(into("up"))
+    return compute.project(f"{prefix}down", wide, w, 1)
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+_ACTIVATE: dict[Activation, Callable[[jax.Array], jax.Array]] = {
+    "silu-gated": jax.nn.silu,
+    "gelu-gated": _gelu,
+    "relu": jax.nn.relu,
+    "gelu": _gelu,
+}
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, norm: Norm) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + norm.eps)
+    scale = weight.astype(jnp.float32) + (1.0 if norm.plus_one else 0.0)
+    return (wide * scale).astype(x.dtype)
+
+
+def _rotation(shape: ModelShape, positions_BS: jax.Array) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """How queries and keys are turned: by one set of angles, or by one for each kind of layer."""
+    if shape.rope is None:
+        return lambda x, windowed: x
+    everywhere = rope.angles(positions_BS, rope.frequencies(shape.rope, shape.d_head, local=False))
+    if shape.rope.local_theta is None:
+        return lambda x, windowed: rope.rotate(x, everywhere)
+    local = rope.angles(positions_BS, rope.frequencies(shape.rope, shape.d_head, local=True))
+
+    def turn(x: jax.Array, windowed: jax.Array) -> jax.Array:
+        cos, sin = (jnp.where(windowed, near, far) for near, far in zip(local, everywhere, strict=True))
+        return rope.rotate(x, (cos, sin))
+
+    return turn
+
+
+def _gatherer(shape: ModelShape, compute: Compute) -> Callable[[str, jax.Array], jax.Array]:
+    table = {param.name: param for param in params(shape)}
+    gather = compute.gather or default_gather(compute)
+    return lambda name, array: gather(table[name], array) if name in table else array
+
+
+def default_gather(compute: Compute) -> Gather:
+    """Cast matrices and biases to the compute dtype, and gather what fsdp split along d_model.
+
+    The gradient is asked for in the stored layout, so that the compiler may reduce-scatter it instead of reducing it
+    everywhere and throwing most of it away.
+    """
+    stored = compute.rules
+    used = replace(stored, embed=())
+
+    def gather(param: Param, array: jax.Array) -> jax.Array:
+        if param.axes[-1] == "norm" and not param.name.endswith("_bias"):
+            return array  # norms work in float32
+        axes = param.axes[len(param.axes) - array.ndim :]  # inside the scan the layer axis is gone
+
+        @jax.custom_vjp
+        def through(x: jax.Array) -> jax.Array:
+            return constrain(x, axes, used)
+
+        through.defvjp(lambda x: (through(x), None), lambda _, g: (constrain(g, axes, stored),))
+        return through(array.astype(compute.dtype))
+
+    return gather

@@ -1,0 +1,412 @@
+"""Hugging Face `config.json` <-> `ModelShape` (no jax).
+
+Reading: the architecture's name picks a row of `_ARCHITECTURES`. A key that the file leaves out has the default of
+that row, because files are saved without the keys that equal the defaults of their `transformers` class (defaults as
+of transformers 5.22). Old files say `rope_theta` and `rope_scaling`, new ones `rope_parameters`; both are read.
+A key that the class does not have is ignored, as the class ignores it. Whatever else would change the model's function
+and is not understood here (another rope rule, biases in the MLP, layers without experts, ...) is refused by name.
+
+Writing: the older spelling, which every reader still knows. `shape_from_hf(shape_to_hf(s)) == s`, or it is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from podway.errors import UserError
+from podway.model.shape import (
+    Activation,
+    Attention,
+    Embedding,
+    Experts,
+    Family,
+    LinearScaling,
+    Llama3Scaling,
+    ModelShape,
+    Norm,
+    Record,
+    Rope,
+)
+
+Config = Mapping[str, Any]
+
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu-gated", "gelu_pytorch_tanh": "gelu-gated"}
+
+
+class _Architecture(Record, frozen=True, kw_only=True):
+    family: Family
+    model_type: str
+    defaults: dict[str, Any]
+
+
+def _row(family: Family, model_type: str, heads: int, kv_heads: int | None, **others: Any) -> _Architecture:
+    always = {
+        "hidden_size": None, "intermediate_size": None, "num_hidden_layers": None, "head_dim": None,
+        "vocab_size": 32_000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "tie_word_embeddings": False, "rope_theta": 10_000.0, "rope_scaling": None, "rope_parameters": None,
+    }  # fmt: skip
+    return _Architecture(
+        family=family,
+        model_type=model_type,
+        defaults=always | {"num_attention_heads": heads, "num_key_value_heads": kv_heads} | others,
+    )
+
+
+# Keys that would make another function of the weights; any other value is refused.
+_MUST_BE: dict[str, Any] = {
+    "mlp_bias": False,
+    "partial_rotary_factor": 1,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "use_bidirectional_attention": False,
+}
+_QWEN: dict[str, Any] = {
+    "vocab_size": 151_936, "max_position_embeddings": 32_768, "sliding_window": 4096, "use_sliding_window": False,
+    "max_window_layers": 28, "layer_types": None,
+}  # fmt: skip
+_GEMMA: dict[str, Any] = {
+    "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True,
+    "attention_bias": False, "query_pre_attn_scalar": 256, "sliding_window": 4096, "layer_types": None,
+    "attn_logit_softcapping": None, "final_logit_softcapping": None,
+}  # fmt: skip
+_GEMMA3: dict[str, Any] = {
+    **_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072, "rope_theta": 1e6,
+    "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6,
+}  # fmt: skip
+
+_ARCHITECTURES: dict[str, _Architecture] = {
+    "LlamaForCausalLM": _row("llama", "llama", 32, None, attention_bias=False),
+    "MistralForCausalLM": _row(
+        "mistral", "mistral", 32, 8, max_position_embeddings=131_072, sliding_window=4096
+    ),
+    "MixtralForCausalLM": _row(
+        "mixtral", "mixtral", 32, 8, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=1e6,
+        sliding_window=None, num_local_experts=8, num_experts_per_tok=2,
+    ),
+    "Qwen2ForCausalLM": _row("qwen2", "qwen2", 32, 32, **_QWEN),
+    "Qwen2MoeForCausalLM": _row(
+        "qwen2-moe", "qwen2_moe", 16, 16, **_QWEN, qkv_bias=True, num_experts=60, num_experts_per_tok=4,
+        moe_intermediate_size=1408, shared_expert_intermediate_size=5632, norm_topk_prob=False,
+    ),
+    "Qwen3ForCausalLM": _row("qwen3", "qwen3", 32, 32, **_QWEN, head_dim=128, attention_bias=False),
+    "Qwen3MoeForCausalLM": _row(
+        "qwen3-moe", "qwen3_moe", 32, 4, **_QWEN, attention_bias=False, num_experts=128, num_experts_per_tok=8,
+        moe_intermediate_size=768, norm_topk_prob=False,
+    ),
+    "Gemma2ForCausalLM": _row(
+        "gemma2", "gemma2", 8, 4,
+        **_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        vocab_size=256_000, max_position_embeddings=8192,
+    ),
+    "Gemma3ForCausalLM": _row("gemma3", "gemma3_text", 8, 4, **_GEMMA3),
+    "Gemma3ForConditionalGeneration": _row("gemma3", "gemma3_text", 8, 4, **_GEMMA3),  # its `text_config`
+    # Shapes that no class of `transformers` has: the file holds the ModelShape itself, under "shape".
+    "PodwayForCausalLM": _row("podway", "podway", 1, 1),
+}  # fmt: skip
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json at `path`, or in the directory `path`."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise UserError(f"no model at {path}: {file} does not exist", "give a directory with a config.json") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read: {error}", "it must be the config.json of a model") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{file} is not a JSON object", "it must be the config.json of a model")
+    return config
+
+
+def shape_from_hf(config: Config) -> ModelShape:
+    """The shape that a config.json describes; an architecture Podway does not know is a UserError that lists those."""
+    name = _architecture_name(config)
+    if name == "PodwayForCausalLM":
+        try:
+            return msgspec.convert(config.get("shape"), ModelShape)
+        except msgspec.ValidationError as error:
+            raise UserError(
+                f'config.json: "shape" is not a model shape: {error}', "write it again with Podway"
+            ) from None
+    # transformers 5 may write the number of Qwen's experts by Mixtral's name for it.
+    if "num_local_experts" in config:
+        config = {"num_experts": config["num_local_experts"], **config}
+    nested = config.get("text_config")
+    text: Config = nested if isinstance(nested, dict) else config
+    row = _ARCHITECTURES[name]
+    _refuse_what_changes_the_model(text)
+    keys = _Keys({key: value for key, value in text.items() if key in row.defaults}, row.defaults)
+    d_model, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
+    if keys.get("head_dim") is None and d_model % heads:
+        raise UserError(
+            f"config.json: hidden_size {d_model} is not a multiple of num_attention_heads {heads}", "set head_dim"
+        )
+    gemma = row.family in ("gemma2", "gemma3")
+    return ModelShape(
+        family=row.family,
+        layers=keys.whole("num_hidden_layers"),
+        d_model=d_model,
+        heads=heads,
+        kv_heads=heads if keys.get("num_key_value_heads") is None else keys.whole("num_key_value_heads"),
+        d_head=d_model // heads if keys.get("head_dim") is None else keys.whole("head_dim"),
+        d_ff=keys.whole("intermediate_size"),
+        vocab=keys.whole("vocab_size"),
+        max_position=keys.whole("max_position_embeddings"),
+        activation=_activation(keys, gemma),
+        block="sandwich" if gemma else "sequential",
+        norm=Norm(eps=keys.number("rms_norm_eps"), plus_one=gemma),
+        rope=_rope(keys, row.family),
+        attention=_attention(keys, row.family),
+        embedding=Embedding(
+            tied=keys.flag("tie_word_embeddings"),
+            scale=d_model**0.5 if gemma else 1.0,
+            logit_softcap=keys.optional_number("final_logit_softcapping"),
+        ),
+        experts=_experts(keys, row.family),
+    )
+
+
+def _architecture_name(config: Config) -> str:
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else None
+    if name is None:  # some tools write only the model_type
+        by_type = {row.model_type: n for n, row in reversed(_ARCHITECTURES.items())}
+        name = by_type.get(str(config.get("model_type")), config.get("model_type"))
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
+        raise UserError(
+            f"config.json: architecture {name!r} is not one that Podway knows",
+            "known: " + ", ".join(_ARCHITECTURES),
+        )
+    return name
+
+
+class _Keys:
+    """A config.json with the defaults of its architecture; every read says which key was wrong."""
+
+    def __init__(self, config: Config, defaults: Config) -> None:
+        self.config = config
+        self.defaults = defaults
+
+    def get(self, key: str) -> Any:
+        if key in self.config:
+            return self.config[key]
+        return self.defaults.get(key)
+
+    def whole(self, key: str) -> int:
+        value = self.get(key)
+        most = 10_000 if key == "num_hidden_layers" else 2**40
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < most:
+            raise self._wrong(key, value, f"a whole number between 1 and {most - 1}")
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
+            raise self._wrong(key, value, "a number above 0")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        return None if self.get(key) is None else self.number(key)
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def part(self, key: str) -> Config:
+        """A nested object; nothing or null is an empty one."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return value or {}
+
+    def _wrong(self, key: str, value: Any, want: str) -> UserError:
+        if key not in self.config and value is None:
+            return UserError(f"config.json: {key!r} is missing", f"it must be {want}")
+        return UserError(f"config.json: {key!r} is {value!r}", f"it must be {want}")
+
+
+def _refuse_what_changes_the_model(config: Config) -> None:
+    for key, plain in _MUST_BE.items():
+        if config.get(key) not in (plain, None):
+            raise UserError(
+                f"config.json: {key!r} is {config[key]!r}, which Podway does not support",
+                f"Podway reads models where it is {plain!r}",
+            )
+
+
+def _activation(keys: _Keys, gemma: bool) -> Activation:
+    # Early Gemma files say hidden_act "gelu" and mean the tanh form, which hidden_activation spells out.
+    word = keys.get("hidden_activation") if gemma and keys.get("hidden_activation") else keys.get("hidden_act")
+    word = "gelu_pytorch_tanh" if gemma and word == "gelu" else word
+    if not isinstance(word, str) or word not in _ACTIVATIONS:
+        raise UserError(f"config.json: activation {word!r} is not supported", "known: " + ", ".join(_ACTIVATIONS))
+    return _ACTIVATIONS[word]
+
+
+def _rope(keys: _Keys, family: Family) -> Rope:
+    parameters = keys.part("rope_parameters")
+    by_kind = "full_attention" in parameters or "sliding_attention" in parameters
+    everywhere = _Keys(parameters, {}).part("full_attention") if by_kind else parameters
+    local = _Keys(parameters, {}).part("sliding_attention") if by_kind else {}
+    if _scaling(local) is not None:
+        raise UserError("config.json: scaled rope on sliding layers is not supported", "set their rope_type to default")
+    local_theta = None
+    if family == "gemma3":
+        local_theta = _Keys(local, {"rope_theta": keys.number("rope_local_base_freq")}).number("rope_theta")
+    return Rope(
+        theta=_Keys(everywhere, {"rope_theta": keys.get("rope_theta")}).number("rope_theta"),
+        local_theta=local_theta,
+        scaling=_scaling(everywhere or keys.part("rope_scaling")),
+    )
+
+
+def _scaling(rope: Config) -> LinearScaling | Llama3Scaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    keys = _Keys(rope, {})
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(factor=keys.number("factor"))
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=keys.number("factor"),
+            low_freq_factor=keys.number("low_freq_factor"),
+            high_freq_factor=keys.number("high_freq_factor"),
+            original_max_position=keys.whole("original_max_position_embeddings"),
+        )
+    raise UserError(f"config.json: rope scaling {kind!r} is not supported", "known: default, linear, llama3")
+
+
+def _attention(keys: _Keys, family: Family) -> Attention:
+    bias = keys.get("attention_bias") is not None and keys.flag("attention_bias")
+    windowed = _windowed(keys, family)
+    return Attention(
+        qkv_bias=bias or family == "qwen2" or (family == "qwen2-moe" and keys.flag("qkv_bias")),
+        out_bias=bias,
+        qk_norm=family in ("qwen3", "qwen3-moe", "gemma3"),
+        softcap=keys.optional_number("attn_logit_softcapping"),
+        query_scale=keys.optional_number("query_pre_attn_scalar"),
+        window=keys.whole("sliding_window") if any(windowed) else None,
+        windowed=windowed if any(windowed) else (True,),
+    )
+
+
+def _windowed(keys: _Keys, family: Family) -> tuple[bool, ...]:
+    """Which layers have a window, as the shortest pattern that repeats over all of them."""
+    layers = keys.whole("num_hidden_layers")
+    kinds = keys.get("layer_types")
+    if keys.get("sliding_window") is None or keys.get("use_sliding_window") is False:
+        return (False,)
+    if kinds is not None:
+        known = ("sliding_attention", "full_attention")
+        if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
+            raise UserError(
+                f"config.json: 'layer_types' is {kinds!r}",
+                "it must name 'sliding_attention' or 'full_attention' once for each layer",
+            )
+        marks = [kind == "sliding_attention" for kind in kinds]
+    elif family in ("qwen2", "qwen3"):
+        marks = [i >= keys.whole("max_window_layers") for i in range(layers)]
+    elif family in ("gemma2", "gemma3"):
+        period = keys.whole("sliding_window_pattern") if family == "gemma3" else 2
+        marks = [(i + 1) % period != 0 for i in range(layers)]
+    elif family == "qwen2-moe":
+        raise UserError("config.json: 'use_sliding_window' is true without 'layer_types'", "say the kind of each layer")
+    else:
+        marks = [True] * layers
+    return next(tuple(marks[:n]) for n in range(1, layers + 1) if all(m == marks[i % n] for i, m in enumerate(marks)))
+
+
+def _experts(keys: _Keys, family: Family) -> Experts | None:
+    if family == "mixtral":
+        return Experts(
+            count=keys.whole("num_local_experts"),
+            per_token=keys.whole("num_experts_per_tok"),
+            d_ff=keys.whole("intermediate_size"),
+        )
+    if family in ("qwen2-moe", "qwen3-moe"):
+        return Experts(
+            count=keys.whole("num_experts"),
+            per_token=keys.whole("num_experts_per_tok"),
+            d_ff=keys.whole("moe_intermediate_size"),
+            normalise=keys.flag("norm_topk_prob"),
+            d_ff_shared=keys.whole("shared_expert_intermediate_size") if family == "qwen2-moe" else 0,
+        )
+    return None
+
+
+def shape_to_hf(shape: ModelShape) -> dict[str, Any]:
+    """The config.json of a shape; a shape that its family's class could not express is a UserError."""
+    name, row = next((n, r) for n, r in _ARCHITECTURES.items() if r.family == shape.family)
+    config: dict[str, Any] = {"architectures": [name], "model_type": row.model_type}
+    config |= {"shape": msgspec.to_builtins(shape)} if shape.family == "podway" else _keys_of(shape)
+    if shape_from_hf(config) != shape:
+        raise UserError(f"a {shape.family} config.json cannot express this shape", "give the shape the family 'podway'")
+    return config
+
+
+def _keys_of(shape: ModelShape) -> dict[str, Any]:
+    a, e, rope, gemma = shape.attention, shape.experts, shape.rope, shape.family in ("gemma2", "gemma3")
+    words = {activation: word for word, activation in _ACTIVATIONS.items()}
+    config: dict[str, Any] = {
+        "hidden_size": shape.d_model,
+        "intermediate_size": shape.d_ff,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.d_head,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.max_position,
+        "hidden_activation" if gemma else "hidden_act": words.get(shape.activation, shape.activation),
+        "rms_norm_eps": shape.norm.eps,
+        "tie_word_embeddings": shape.embedding.tied,
+        "attention_bias": a.out_bias,
+        "rope_theta": rope.theta if rope else None,
+        "rope_scaling": _scaling_words(rope.scaling) if rope else None,
+        "sliding_window": a.window,
+    }
+    if gemma:
+        config |= {
+            "query_pre_attn_scalar": _tidy(a.query_scale),
+            "attn_logit_softcapping": a.softcap,
+            "final_logit_softcapping": shape.embedding.logit_softcap,
+        }
+    if rope and rope.local_theta is not None:
+        config["rope_local_base_freq"] = rope.local_theta
+    if shape.family.startswith("qwen"):
+        config["use_sliding_window"] = a.window is not None
+    if a.window is not None and shape.family not in ("mistral", "mixtral"):
+        config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in shape.layer_windows]
+    if e:
+        config |= {"num_local_experts" if shape.family == "mixtral" else "num_experts": e.count}
+        config |= {"num_experts_per_tok": e.per_token}
+        if shape.family != "mixtral":
+            config |= {"moe_intermediate_size": e.d_ff, "norm_topk_prob": e.normalise}
+        if e.d_ff_shared:
+            config |= {"shared_expert_intermediate_size": e.d_ff_shared, "qkv_bias": a.qkv_bias}
+    return config
+
+
+def _scaling_words(scaling: LinearScaling | Llama3Scaling | None) -> dict[str, Any] | None:
+    if scaling is None:
+        return None
+    if isinstance(scaling, LinearScaling):
+        return {"rope_type": "linear", "factor": scaling.factor}
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_max_position,
+    }
+
+
+def _tidy(value: float | None) -> float | int | None:
+    """224.0 -> 224, as the files spell whole numbers (transformers wants an int there)."""
+    return int(value) if value is not None and value == int(value) else value

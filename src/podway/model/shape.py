@@ -1,0 +1,151 @@
+"""`ModelShape`: everything that tells one decoder-only transformer from another, as plain numbers (no jax).
+
+Every part of Podway that reasons about a model starts here: the parameter table (`layout.py`), the planner, the rehearsal,
+the trainer and the engine take the same `ModelShape`. A shape comes from a name (`families.find_model`) or from a Hugging
+Face `config.json` (`hf.shape_from_hf`); two shapes are equal when the models compute the same function of their weights.
+
+The records nest by concern: `Attention` says how scores are made, `Rope` how positions enter, `Experts` how tokens are
+routed, `Norm` and `Embedding` the rest. What differs from layer to layer (Gemma's windows) is data derived from the shape
+(`layer_windows`), never a parameter.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from podway.errors import UserError
+
+Family = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "podway"
+]
+Activation = Literal["silu-gated", "gelu-gated", "relu", "gelu"]
+# sequential: x += attn(norm(x)); x += mlp(norm(x)).  sandwich: as sequential, with a norm on each output before it is
+# added (Gemma 2 and 3).  parallel: x += attn(n) + mlp(n) with one shared n = norm(x) (PaLM, the 16B-128B jobs).
+Block = Literal["sequential", "sandwich", "parallel"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Immutable, hashable, and strict when it is read from JSON."""
+
+
+class Norm(Record, frozen=True, kw_only=True):
+    """Root-mean-square norm with one weight a channel; there is no bias and no mean subtraction in any known model."""
+
+    eps: float = 1e-6
+    plus_one: bool = False  # Gemma multiplies by 1 + w, and starts w at zero
+
+
+class LinearScaling(Record, tag="linear", frozen=True, kw_only=True):
+    """Positions divided by `factor` (Gemma 3's global layers)."""
+
+    factor: float
+
+
+class Llama3Scaling(Record, tag="llama3", frozen=True, kw_only=True):
+    """Llama 3.1's rule: low frequencies divided by `factor`, high ones kept, a ramp between."""
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+class Rope(Record, frozen=True, kw_only=True):
+    """Rotary position embedding on (first half, second half) pairs of each head, as Hugging Face stores weights."""
+
+    theta: float = 10_000.0
+    local_theta: float | None = None  # windowed layers use this one, unscaled (Gemma 3)
+    scaling: LinearScaling | Llama3Scaling | None = None
+
+
+class Attention(Record, frozen=True, kw_only=True):
+    """How scores are made, beyond the number and size of heads."""
+
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False  # a norm over d_head on each query and key head, before rope
+    softcap: float | None = None  # scores become cap * tanh(scores / cap)
+    query_scale: float | None = None  # scores are multiplied by this ** -0.5; None: d_head
+    window: int | None = None  # a windowed layer sees itself and the window - 1 tokens before
+    windowed: tuple[bool, ...] = (True,)  # which layers are windowed, cycled over the layers; only with a window
+
+
+class Experts(Record, frozen=True, kw_only=True):
+    """A mixture of experts in place of the MLP of every layer; tokens are never dropped."""
+
+    count: int
+    per_token: int
+    d_ff: int
+    normalise: bool = True  # the weights of the chosen experts are divided by their sum
+    d_ff_shared: int = 0  # width of one more expert that sees every token behind a sigmoid gate (Qwen2-MoE); 0: none
+
+
+class Embedding(Record, frozen=True, kw_only=True):
+    """The two ends of the network."""
+
+    tied: bool = False  # the output matrix is the embedding table
+    scale: float = 1.0  # embeddings are multiplied by this (Gemma: d_model ** 0.5)
+    logit_scale: float = 1.0  # logits are multiplied by this (the 16B-128B jobs: d_model ** -0.5)
+    logit_softcap: float | None = None
+
+
+class ModelShape(Record, frozen=True, kw_only=True):
+    """The dimensions and the variant of one decoder-only transformer."""
+
+    family: Family
+    layers: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    d_head: int
+    d_ff: int  # of the dense MLP; a mixture of experts has its own width in `experts`
+    vocab: int
+    max_position: int
+    activation: Activation = "silu-gated"
+    block: Block = "sequential"
+    norm: Norm = Norm()
+    rope: Rope | None = Rope()  # None: the model has no notion of position but causality
+    attention: Attention = Attention()
+    embedding: Embedding = Embedding()
+    experts: Experts | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "d_model", "heads", "kv_heads", "d_head", "d_ff", "vocab", "max_position"):
+            if getattr(self, name) < 1:
+                raise _impossible(f"{name} is {getattr(self, name)}", f"{name} must be at least 1")
+        if self.heads % self.kv_heads:
+            raise _impossible(
+                f"{self.heads} heads cannot share {self.kv_heads} key/value heads",
+                "heads must be a multiple of kv_heads",
+            )
+        if self.rope and self.d_head % 2:
+            raise _impossible(f"d_head is {self.d_head}", "rotary embedding pairs channels: d_head must be even")
+        if self.attention.window is not None and (self.attention.window < 1 or not self.attention.windowed):
+            raise _impossible(
+                f"window is {self.attention.window}", "a window is at least 1 and has a pattern of layers"
+            )
+        if self.experts and not 1 <= self.experts.per_token <= self.experts.count:
+            raise _impossible(
+                f"{self.experts.per_token} of {self.experts.count} experts for each token",
+                "experts per token must lie between 1 and the number of experts",
+            )
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its up-projection (three matrices instead of two)."""
+        return self.activation.endswith("-gated")
+
+    @property
+    def score_scale(self) -> float:
+        """What query-key products are multiplied by."""
+        return float((self.attention.query_scale or self.d_head) ** -0.5)
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """The window of each layer; None: the layer sees every token before it."""
+        a = self.attention
+        return tuple(a.window if a.windowed[i % len(a.windowed)] else None for i in range(self.layers))
+
+
+def _impossible(what: str, hint: str) -> UserError:
+    return UserError(f"impossible model: {what}", hint)

@@ -1,0 +1,81 @@
+"""Dropless routing against every expert computed for every token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podway.model.layout import TRAIN_RULES, parse_mesh
+from podway.model.mesh import make_mesh
+from podway.model.moe import Routing, apply_experts, route
+from podway.model.shape import Experts
+
+D, F = 16, 8
+
+
+def arrays(experts: Experts, batch: int = 8) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
+    keys = jax.random.split(jax.random.key(1), 5)
+    x = jax.random.normal(keys[0], (batch, 5, D))
+    router = jax.random.normal(keys[1], (D, experts.count))
+    matrices = tuple(
+        jax.random.normal(key, size) * 0.3
+        for key, size in zip(keys[2:], [(experts.count, D, F)] * 2 + [(experts.count, F, D)], strict=True)
+    )
+    return x, router, matrices
+
+
+def densely(x: jax.Array, router: jax.Array, matrices: tuple[jax.Array, ...], experts: Experts) -> jax.Array:
+    gate, up, down = matrices
+    chances = jax.nn.softmax(x @ router, axis=-1)
+    best, _ = jax.lax.top_k(chances, experts.per_token)
+    weights = jnp.where(chances >= best[..., -1:], chances, 0.0)
+    if experts.normalise:
+        weights = weights / weights.sum(-1, keepdims=True)
+    hidden = jax.nn.silu(jnp.einsum("bsd,edf->bsef", x, gate)) * jnp.einsum("bsd,edf->bsef", x, up)
+    return jnp.einsum("bsef,efd,bse->bsd", hidden, down, weights)
+
+
+def sparsely(x: jax.Array, router: jax.Array, matrices: tuple[jax.Array, ...], experts: Experts) -> jax.Array:
+    return apply_experts(x, route(x @ router, experts), matrices, experts, jax.nn.silu, TRAIN_RULES)
+
+
+@pytest.mark.parametrize("mesh", [None, "fsdp=2,expert=4", "expert=2,tensor=2,context=1,data=2"])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_dropless_equals_dense(normalise: bool, mesh: str | None, eight_devices: list[jax.Device]) -> None:
+    experts = Experts(count=4, per_token=2, d_ff=F, normalise=normalise)
+    given = arrays(experts)
+
+    def outcome(function) -> object:  # type: ignore[no-untyped-def]
+        def loss(x, router, matrices):  # type: ignore[no-untyped-def]
+            out = function(x, router, matrices, experts)
+            return jnp.sum(out * jnp.cos(jnp.arange(D))), out
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*given)
+
+    expected = outcome(densely)
+    if mesh is None:
+        found = outcome(sparsely)
+    else:
+        with jax.set_mesh(make_mesh(parse_mesh(mesh, chips=8), eight_devices)):
+            found = outcome(sparsely)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=2e-5)
+
+
+def test_all_tokens_at_one_expert_are_all_answered() -> None:
+    """The worst case that a capacity would drop."""
+    experts = Experts(count=4, per_token=1, d_ff=F)
+    x, _, matrices = arrays(experts)
+    chosen = jnp.full((*x.shape[:2], 1), 3)
+    everyone = Routing(chosen, jnp.ones(chosen.shape), jnp.zeros(()))
+    found = apply_experts(x, everyone, matrices, experts, jax.nn.silu, TRAIN_RULES)
+    gate, up, down = (w[3] for w in matrices)
+    np.testing.assert_allclose(found, (jax.nn.silu(x @ gate) * (x @ up)) @ down, atol=1e-5)
+
+
+def test_balance_is_one_when_experts_are_used_alike_and_grows_when_not() -> None:
+    experts = Experts(count=4, per_token=1, d_ff=F)
+    alike = jnp.eye(4)[None] * 20.0
+    assert route(alike, experts).balance == pytest.approx(1.0, abs=1e-3)
+    one = jnp.zeros((1, 4, 4)).at[..., 2].set(20.0)
+    assert route(one, experts).balance == pytest.approx(4.0, abs=1e-3)
