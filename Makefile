@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint unit soak bench bench-plan clean
+.PHONY: help setup demo test lint soak bench bench-plan bench-train bench-aot clean
 
 help:  ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(VENV)/.ready  ## Make .venv with Podway and everything the tests need
 
@@ -36,8 +36,14 @@ soak: setup  ## The long fuzz, chaos and load runs
 bench: setup  ## CPU of the CLI beside sky and dstack, launch and exec overhead, log merging: writes docs/benchmarks.md
 	$(BIN)/python -m podway.bench.spine
 
-bench-plan: setup  ## Predicted beside published
-	$(BIN)/python -m podway.bench.plan
+bench-plan: setup  ## The planner's predictions beside published results: writes docs/planning.md
+	$(BIN)/python -m podway.bench.plan --write docs/planning.md
+
+bench-train: setup  ## The training step on this machine, small: a table
+	$(BIN)/python -m podway.bench.train
+
+bench-aot: setup  ## Training programs compiled by the TPU compiler, without a TPU (minutes each): a table
+	$(BIN)/python -m podway.bench.aot
 
 clean:  ## Remove what the other targets made
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -122,7 +122,9 @@ def launch_rows(env: dict[str, str]) -> list[list[str]]:
 
 def status_row(env: dict[str, str], home: Path, past: int = 10_000) -> list[str]:
     """`podway status` over a database with many past runs."""
-    subprocess.run([PODWAY, "server", "stop"], env=env, capture_output=True, check=True)  # it would drive what is written here
+    subprocess.run(
+        [PODWAY, "server", "stop"], env=env, capture_output=True, check=True
+    )  # it would drive what is written here
     store = open_store(sqlite_url(home / "podway.db"))
     order = Order(accelerator_type="v6e-16", provider="local", hosts_per_slice=4, chips_per_host=4)
     for number in range(past):

@@ -11,7 +11,7 @@ import click
 
 from podway import __version__
 
-RUN, CLUSTERS, FACTS, SERVER = "Run", "Clusters", "Facts", "Podway itself"
+RUN, CLUSTERS, FACTS, MODELS, SERVER = "Run", "Clusters", "Facts", "Models", "Podway itself"
 
 # verb -> (where its command is, what it does in one line, the section of --help)
 VERBS: dict[str, tuple[str, str, str]] = {
@@ -38,6 +38,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
         "Read the task in FILE (- for standard input) and print what it means.",
         FACTS,
     ),
+    "plan": ("podway.cli.plan:command", "Know what a slice will do before paying for it.", FACTS),
+    "train": ("podway.cli.train:command", "Train or fine-tune a language model.", MODELS),
     "login": ("podway.cli.login:command", "Use a team's server.", SERVER),
     "logout": ("podway.cli.logout:command", "Go back to this machine's own server.", SERVER),
     "server": ("podway.cli.server:command", "Run a server, or look after the one of this machine.", SERVER),

@@ -1,0 +1,166 @@
+"""Plans as people read them: a ranked table, then the best one by part, then why others were left out."""
+
+from collections.abc import Sequence
+
+from podway.cli.tables import table
+from podway.model.params import active_count, count
+from podway.model.shape import ModelShape
+from podway.plan.memory import GIB, Memory
+from podway.plan.plans import Plan
+from podway.plan.quantities import dollars, readable, readable_hours, readable_seconds
+from podway.plan.search import Rejected, Search, Wish, deadline_met
+from podway.plan.serve import ENGINE_EFFICIENCY, ServePlan
+from podway.plan.steptime import StepTime
+
+
+def train_page(title: str, search: Search, wish: Wish, *, top: int, why: bool, notes: Sequence[str]) -> str:
+    """Everything `podway plan train` shows."""
+    best = search.plans[0]
+    parts = [title, train_table(search.plans[:top], wish), "", plan_page(best, wish, notes)]
+    hidden = len(search.plans) - top
+    if hidden > 0:
+        parts.insert(2, f"… and {hidden} more (--top {len(search.plans)})")
+    if search.rejected:
+        parts += ["", rejected_page(search.rejected, everything=why)]
+    return "\n".join(parts)
+
+
+def train_table(plans: Sequence[Plan], wish: Wish) -> str:
+    """A row for each plan."""
+    headers = ["SLICE", "N", "MESH", "TILE", "MB", "REMAT", "OPT", "HBM", "STEP", "TOK/S", "MFU", "$/H", "$/1M TOK"]
+    right = {"N", "MB", "HBM", "STEP", "TOK/S", "MFU", "$/H", "$/1M TOK", "TIME", "COST $"}
+    if wish.tokens is not None:
+        headers += ["TIME", "COST $"]
+    return table(headers, [_row(plan, wish) for plan in plans], right=right)
+
+
+def _row(plan: Plan, wish: Wish) -> list[object]:
+    tile = "x".join(map(str, plan.mesh.tile)) if plan.mesh.tile else None
+    training, memory = plan.training, plan.memory
+    optimizer = training.optimizer if training.moments == "float32" else f"{training.optimizer} bf16"
+    if training.adapters is not None:
+        optimizer = f"LoRA {training.adapters.rank} ({training.adapters.base})"
+    row: list[object] = [
+        plan.slice.accelerator_type,
+        plan.slices,
+        _mesh_text(plan),
+        tile,
+        training.microbatches,
+        training.remat,
+        optimizer,
+        f"{memory.total / GIB:.1f}/{memory.limit / GIB:.1f}",
+        readable_seconds(plan.time.total),
+        readable(plan.tokens_per_second),
+        f"{100 * plan.mfu:.1f}%",
+        dollars(plan.dollars_per_hour),
+        dollars(plan.dollars_per_million_tokens, 4),
+    ]
+    if wish.tokens is not None:
+        late = "" if deadline_met(plan, wish) else " !"
+        row += [readable_hours(plan.hours(wish.tokens)) + late, dollars(plan.dollars(wish.tokens), 0)]
+    return row
+
+
+def _mesh_text(plan: Plan) -> str:
+    text = str(plan.mesh)
+    return text.partition(",")[2] or "data=1" if text.startswith("slices=") else text
+
+
+def plan_page(plan: Plan, wish: Wish, notes: Sequence[str]) -> str:
+    """One plan by part."""
+    name = plan.slice.accelerator_type if plan.slices == 1 else f"{plan.slices} x {plan.slice.accelerator_type}"
+    batch = f"{plan.training.batch:,} sequences of {plan.training.seq:,} ({readable(plan.training.tokens)} tokens)"
+    lines = [
+        f"{name} ({plan.slice.topology_text} a slice, {plan.chips:,} chips): {plan.mesh}, batch {batch}",
+        f"  bound by {plan.time.binds}",
+        "",
+        memory_table(plan.memory),
+        "",
+        time_table(plan.time),
+    ]
+    if wish.tokens is not None:
+        cost = dollars(plan.dollars(wish.tokens), 0)
+        lines += ["", f"{readable(wish.tokens)} tokens: {readable_hours(plan.hours(wish.tokens))}, ${cost or '-'}"]
+        if not deadline_met(plan, wish):
+            lines.append("  ! later or dearer than asked; nothing searched does better")
+    return "\n".join(lines + [f"  note: {note}" for note in notes])
+
+
+def memory_table(memory: Memory) -> str:
+    """HBM of a device by part."""
+    rows: list[list[object]] = []
+    for name, size in memory.parts.items():
+        beside = name in ("logits", "temp") and size < max(memory.logits, memory.temp)
+        text = "in the space of the other" if beside else f"{100 * size / memory.limit:.0f}%"
+        rows.append([f"  {name}", f"{size / GIB:.2f}", text])
+    rows.append(["  total", f"{memory.total / GIB:.2f}", f"of {memory.limit / GIB:.2f} usable"])
+    return table(["HBM A DEVICE", "GIB", ""], rows, right=(1,))
+
+
+def time_table(time: StepTime) -> str:
+    """A step by part."""
+    hidden = {f"ICI {t.axis} {t.direction}": t.seconds - t.exposed for t in time.traffic}
+    rows: list[list[object]] = []
+    for name, seconds in time.parts.items():
+        beside = hidden.get(name, 0.0)
+        if seconds or beside:
+            text = f"{100 * seconds / time.total:.1f}%"
+            if beside > 1e-6:
+                text += f"  (and {readable_seconds(beside)} beside the products)"
+            rows.append([f"  {name}", readable_seconds(seconds), text])
+    rows.append(["  total", readable_seconds(time.total), ""])
+    return table(["STEP", "TIME", ""], rows, right=(1,))
+
+
+def rejected_page(rejected: Sequence[Rejected], *, everything: bool) -> str:
+    """Why slices were left out: all of them, or the few that came closest."""
+    shown = rejected if everything else sorted(rejected, key=lambda one: one.excess)[:4]
+    rows = [[one.where, one.reason] for one in shown]
+    more = "" if len(shown) == len(rejected) else f"\n… and {len(rejected) - len(shown)} more (--why)"
+    return table(["DOES NOT WORK", "BECAUSE"], rows) + more
+
+
+def model_line(name: str, shape: ModelShape) -> str:
+    """`llama3.1-8b: 8.03 B parameters`."""
+    total, active = count(shape), active_count(shape)
+    text = f"{name}: {total / 1e9:.2f} B parameters"
+    return text if total == active else f"{text}, {active / 1e9:.2f} B for each token"
+
+
+def serve_page(
+    title: str, plans: Sequence[ServePlan], rejected: Sequence[tuple[str, str]], *, top: int, why: bool
+) -> str:
+    """Everything `podway plan serve` shows."""
+    headers = ["SLICE", "N", "TP", "REPLICAS", "WEIGHTS", "KV TOKENS", "BATCH", "TTFT", "TPOT", "OUT TOK/S", "$/H"]
+    headers += ["$/1M OUT", "BOUND BY"]
+    rows = [
+        [
+            plan.slice.accelerator_type,
+            plan.slices,
+            plan.tensor,
+            plan.replicas,
+            f"{plan.weights_bytes / GIB:.1f}/{plan.hbm_limit / GIB:.1f}",
+            f"{plan.kv_tokens:,}",
+            f"{plan.batch:.0f}",
+            readable_seconds(plan.ttft),
+            readable_seconds(plan.tpot),
+            readable(plan.output_tokens_per_second),
+            dollars(plan.dollars_per_hour),
+            dollars(plan.dollars_per_million),
+            plan.binds,
+        ]
+        for plan in plans[:top]
+    ]
+    lines = [title, table(headers, rows, right=set(headers) - {"SLICE", "BOUND BY"})]
+    if len(plans) > top:
+        lines.append(f"… and {len(plans) - top} more (--top {len(plans)})")
+    lines.append(
+        f"TP: chips of a replica. Weights and KV are GiB and tokens a device and a replica. Times are the roofline over "
+        f"{ENGINE_EFFICIENCY}, what engines reach; OUT TOK/S is at full use, $/1M at the load asked for."
+    )
+    if rejected:
+        shown = rejected if why else rejected[:4]
+        lines += ["", table(["DOES NOT WORK", "BECAUSE"], [list(row) for row in shown])]
+        if len(shown) < len(rejected):
+            lines.append(f"… and {len(rejected) - len(shown)} more (--why)")
+    return "\n".join(lines)

@@ -1,0 +1,218 @@
+"""Published results, what the planner says to each of them, and the fit of the calibrated constants.
+
+`published/*.csv` holds the results with their sources; `calibration.csv` names the rows that constants were fitted on,
+`judging.csv` those that judge them. A prediction is always computed from the row's configuration: nothing here looks a
+result up. `make bench-plan` prints all of it, and the tests hold the constants to their fit.
+"""
+
+import csv
+from collections.abc import Callable
+from functools import cache, partial
+from math import log2
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from podway.catalog.slices import find_slice
+from podway.model.families import find_model
+from podway.model.flops import flops_per_token
+from podway.model.layout import MeshShape
+from podway.plan.chips import Device, device_of
+from podway.plan.memory import GIB
+from podway.plan.network import place
+from podway.plan.plans import Plan, evaluate
+from podway.plan.serve import Load, Precision, replica_rate, step_of
+from podway.plan.steptime import step_time
+from podway.plan.t5 import T5_MODELS, T5X, evaluate_t5, t5_mesh, t5_time
+from podway.plan.training import MAXTEXT_2023, PROGRAMS, Adapters, Training
+
+Row = dict[str, str]
+
+
+@cache
+def rows_of(name: str) -> tuple[Row, ...]:
+    """A file of published results."""
+    with open(Path(__file__).parent / "published" / f"{name}.csv", encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def row_of(name: str, row: str) -> Row:
+    """One row by its name."""
+    return next(one for one in rows_of(name) if one["row"] == row)
+
+
+def is_calibration(name: str, row: str) -> bool:
+    """Whether a constant was fitted on this row."""
+    return any(one["table"] == name and one["row"] == row for one in rows_of("calibration"))
+
+
+class Compared(NamedTuple):
+    """A figure beside its prediction."""
+
+    row: str
+    published: float
+    predicted: float
+    calibration: bool
+
+    @property
+    def error(self) -> float:
+        """Relative to what was published."""
+        return self.predicted / self.published - 1
+
+
+def job_plan(row: Row) -> Plan:
+    """A row of the 16B-128B table."""
+    shape, slice = find_model(row["model"]), find_slice(row["slice"])
+    slices, tensor = int(row["slices"]), int(row["tensor"])
+    mesh = MeshShape(slices=slices, fsdp=slice.chips // tensor, tensor=tensor)
+    batch = int(row["sequences_per_chip"]) * slice.chips * slices
+    return evaluate(shape, slice, mesh, Training(seq=int(row["seq"]), batch=batch, program=MAXTEXT_2023))
+
+
+def compiled_hbm() -> list[Compared]:
+    """GiB of a device beside what the TPU compiler allocates for the same program.
+
+    No constant is fitted on these, but the terms of `memory.py` were chosen with them in view: see docs/planning.md.
+    """
+    compared = []
+    for row in rows_of("compiled_hbm"):
+        slice, tensor, parts = find_slice(row["slice"]), int(row["tensor"]), int(row["microbatches"])
+        mesh = MeshShape(fsdp=slice.chips // tensor, tensor=tensor)
+        training = Training(
+            seq=int(row["seq"]),
+            batch=int(row["sequences_per_group"]) * mesh.fsdp * parts,
+            microbatches=parts,
+            remat=row["remat"],
+            optimizer="adafactor" if row["optimizer"] == "adafactor" else "adamw",
+            adapters=Adapters(rank=int(row["lora_rank"])) if row["lora_rank"] else None,
+            program=PROGRAMS[row["program"]],
+        )
+        memory = evaluate(find_model(row["model"]), slice, mesh, training).memory
+        compared.append(Compared(row["row"], float(row["gib"]), memory.total / GIB, False))
+    return compared
+
+
+def jobs() -> list[Compared]:
+    """MFU in percent of the 24 cells."""
+    return [
+        Compared(row["row"], float(row["mfu_percent"]), 100 * job_plan(row).mfu, is_calibration("v5e_jobs", row["row"]))
+        for row in rows_of("v5e_jobs")
+    ]
+
+
+def t5_training(row: Row) -> Training:
+    """The step of a row of the T5 table."""
+    return Training(
+        seq=int(row["seq"]),
+        batch=int(row["batch"]),
+        microbatches=max(1, int(row["microbatches"])),
+        remat="none",
+        optimizer="adafactor",
+        program=T5X,
+    )
+
+
+def t5_tile(row: Row) -> tuple[int, ...]:
+    """The tile of a row of the T5 table."""
+    return tuple(int(side) for side in row["tile"].split("x"))
+
+
+def t5_plan(row: Row) -> Plan:
+    """A row of the T5 table."""
+    return evaluate_t5(T5_MODELS[row["model"]], find_slice(row["slice"]), t5_training(row), t5_tile(row))
+
+
+def t5_ran() -> list[Compared]:
+    """Tokens per second of the T5 rows that ran."""
+    return [
+        Compared(
+            row["row"],
+            float(row["tokens_per_second"]),
+            t5_plan(row).tokens_per_second,
+            is_calibration("t5_v4", row["row"]),
+        )
+        for row in rows_of("t5_v4")
+        if row["tokens_per_second"] not in ("", "OOM")
+    ]
+
+
+def spearman(pairs: list[Compared]) -> float:
+    """Rank correlation of published and predicted, ties at their mean rank."""
+    first, second = _ranks([p.published for p in pairs]), _ranks([p.predicted for p in pairs])
+    mean = (len(pairs) + 1) / 2
+    covariance = sum((a - mean) * (b - mean) for a, b in zip(first, second, strict=True))
+    spread = sum((a - mean) ** 2 for a in first) * sum((b - mean) ** 2 for b in second)
+    return float(covariance / spread**0.5)
+
+
+def _ranks(values: list[float]) -> list[float]:
+    order = sorted(values)
+    return [order.index(value) + (order.count(value) + 1) / 2 for value in values]
+
+
+def serving() -> list[Compared]:
+    """The roofline beside engines: milliseconds a token, or requests a second."""
+    compared = []
+    for row in rows_of("serving"):
+        shape, slice, tensor = find_model(row["model"]), find_slice(row["slice"]), int(row["tensor"])
+        load = Load(prompt=int(row["prompt"]), output=int(row["output"]), rate=1.0)
+        precision = Precision(weights=row["weights"])
+        calibration = is_calibration("serving", row["row"])
+        if row["tpot_ms"]:
+            step = step_of(shape, slice, tensor, load, precision, float(row["batch"]))
+            compared.append(Compared(row["row"], float(row["tpot_ms"]), 1e3 * step, calibration))
+        else:
+            rate = replica_rate(shape, slice, tensor, load, precision)
+            compared.append(Compared(row["row"], float(row["requests_per_second"]), rate, calibration))
+    return compared
+
+
+def fitted() -> dict[tuple[str, str], float]:
+    """The calibrated constants as their rows give them: (constant, generation) -> value."""
+    found: dict[tuple[str, str], float] = {}
+    reached: list[float] = []
+    for one in rows_of("calibration"):
+        key, row = (one["constant"], one["generation"]), row_of(one["table"], one["row"])
+        if one["table"] == "serving":
+            pair = next(c for c in serving() if c.row == one["row"])
+            slower = pair.predicted / pair.published
+            reached.append(slower if row["tpot_ms"] else 1 / slower)
+            found[key] = sum(reached) / len(reached)
+        elif one["constant"] == "matrix_efficiency":
+            found[key] = _fit(partial(_seconds, row), one["generation"], _published(row))
+        else:
+            plan = job_plan(row)
+            alone = plan.time.total - plan.time.straggler
+            found[key] = (_published(row) / alone - 1) / log2(plan.slices)
+    return found
+
+
+def _published(row: Row) -> float:
+    """Seconds of a step, as published."""
+    if "mfu_percent" in row:
+        shape, slice = find_model(row["model"]), find_slice(row["slice"])
+        tokens = int(row["seq"]) * int(row["sequences_per_chip"])
+        flops = flops_per_token(shape, int(row["seq"]), MAXTEXT_2023.convention) * tokens
+        return flops / (float(row["mfu_percent"]) / 100 * slice.generation_facts.peak_bf16)
+    return int(row["batch"]) * int(row["seq"]) / float(row["tokens_per_second"])
+
+
+def _seconds(row: Row, device: Device) -> float:
+    """Seconds of a step of a row, on a device whose constants are given."""
+    slice = find_slice(row["slice"])
+    if "mfu_percent" in row:
+        plan = job_plan(row)
+        return step_time(find_model(row["model"]), plan.mesh, plan.training, device, place(plan.mesh, slice)).total
+    mesh = t5_mesh(slice, t5_tile(row))
+    return t5_time(T5_MODELS[row["model"]], mesh, t5_training(row), device, place(mesh, slice)).total
+
+
+def _fit(seconds: Callable[[Device], float], generation: str, target: float) -> float:
+    """The matrix efficiency at which a step takes as long as it did."""
+    low, high = 0.3, 1.2
+    for _ in range(40):
+        middle = (low + high) / 2
+        slower = seconds(msgspec.structs.replace(device_of(generation), matrix_efficiency=middle)) > target
+        low, high = (middle, high) if slower else (low, middle)
+    return low

@@ -1,0 +1,215 @@
+"""HBM of one device in a training step, by part.
+
+Weights, optimizer state and gradients are the bytes of the real sharded arrays (podway.model.layout). Saved activations
+follow the remat policy and the named tensors of the parameter table. Two more parts live only for a moment, one after
+the other, so the larger one counts: `logits`, at the end of the forward pass, and `temp`, the working set of one layer's
+backward pass: its gathered weights, the gradient of them before it is reduced, and what flows through the layer.
+
+Against programs as libtpu 0.0.51 compiles them (published/compiled_hbm.csv: the 16B-128B jobs, and Podway's own trainer)
+this is within 10%.
+"""
+
+from functools import cache
+from math import prod
+
+import msgspec
+
+from podway.model.layout import TRAIN_RULES, MeshShape, params_per_chip, shard_dims, shard_shape
+from podway.model.params import activations, params
+from podway.model.shape import ModelShape
+from podway.plan.chips import SUBLANES
+from podway.plan.products import head_product, layer_products, widths
+from podway.plan.training import BYTES, COMPUTE_BYTES, Adapters, Training
+
+GIB = 2**30
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one device by part, and the limit that the compiler holds a program to."""
+
+    weights: float
+    optimizer: float
+    gradients: float
+    saved: float  # activations kept for the backward pass
+    logits: float
+    temp: float
+    limit: int
+
+    @property
+    def total(self) -> float:
+        """The peak."""
+        return self.weights + self.optimizer + self.gradients + self.saved + max(self.logits, self.temp)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a program of this size loads."""
+        return self.total <= self.limit
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by name, in the order people are shown."""
+        return {
+            "weights": self.weights,
+            "optimizer": self.optimizer,
+            "gradients": self.gradients,
+            "saved activations": self.saved,
+            "logits": self.logits,
+            "temp": self.temp,
+        }
+
+    @property
+    def excess(self) -> str:
+        """`OOM by 3.1 GiB; most of it is saved activations (6.0 GiB)`; empty where it fits."""
+        if self.fits:
+            return ""
+        name, size = max(self.parts.items(), key=lambda part: part[1])
+        return f"OOM by {(self.total - self.limit) / GIB:.1f} GiB, mostly {name} ({size / GIB:.1f} GiB)"
+
+
+def train_memory(shape: ModelShape, mesh: MeshShape, training: Training, limit: int) -> Memory:
+    """What one device holds at the peak of a step."""
+    tokens = training.tokens_per_device(mesh)
+    weights, optimizer, gradients = _state(shape, mesh, training)
+    return Memory(
+        weights=weights,
+        optimizer=optimizer,
+        gradients=gradients,
+        saved=tokens * saved_bytes_per_token(shape, mesh, training.saved),
+        logits=_logits(shape, mesh, training, tokens),
+        temp=_temp(shape, mesh, training, tokens),
+        limit=limit,
+    )
+
+
+def _state(shape: ModelShape, mesh: MeshShape, training: Training) -> tuple[float, float, float]:
+    """Weights, optimizer state, gradients."""
+    held = float(held_params(shape, mesh.fsdp, mesh.expert, mesh.tensor))
+    trained, stored, frozen = held, BYTES[training.params], 0.0
+    if training.adapters is not None:
+        trained, stored = float(adapter_params(shape, training.adapters)), BYTES["float32"]
+        frozen = held * COMPUTE_BYTES
+        if training.adapters.base == "int8":
+            frozen -= (COMPUTE_BYTES - 1) * _held_matrices(shape, mesh.fsdp, mesh.expert, mesh.tensor)
+    copies = COMPUTE_BYTES if training.program.casts_once and stored != COMPUTE_BYTES else 0
+    if training.optimizer == "adamw":
+        moments = 2 * trained * BYTES[training.moments]
+    elif training.adapters is not None:
+        moments = 0.0  # a row and a column of a thin matrix
+    else:
+        moments = BYTES["float32"] * factored_params(shape, mesh.fsdp, mesh.expert, mesh.tensor)
+    return frozen + trained * (stored + copies), moments, trained * gradient_bytes(training)
+
+
+def gradient_bytes(training: Training) -> float:
+    """Bytes of an element of the gradient, with the float32 sum over microbatches where there are several."""
+    return training.program.gradient_bytes + (BYTES["float32"] if training.microbatches > 1 else 0)
+
+
+def held_params(shape: ModelShape, fsdp: int, expert: int, tensor: int) -> int:
+    """Parameters on each device: those of `params_per_chip`, which a search asks for too many meshes to ask it each time.
+
+    fsdp splits d_model and nothing else, and only where it divides it.
+    """
+    whole, split = _held_by_axis(shape, expert, tensor)
+    return whole + (split // fsdp if shape.d_model % fsdp == 0 else split)
+
+
+@cache
+def _held_by_axis(shape: ModelShape, expert: int, tensor: int) -> tuple[int, int]:
+    """Parameters on each device if fsdp were 1: of arrays without d_model's axis, and with it."""
+    mesh = MeshShape(expert=expert, tensor=tensor)
+    split = sum(prod(shard_shape(p, mesh, TRAIN_RULES)) for p in params(shape) if "embed" in p.axes)
+    return params_per_chip(shape, mesh, TRAIN_RULES) - split, split
+
+
+@cache
+def _held_matrices(shape: ModelShape, fsdp: int, expert: int, tensor: int) -> int:
+    """Parameters on each device that an int8 base keeps in int8: matrices of layers, not of experts or routers."""
+    mesh = MeshShape(fsdp=fsdp, expert=expert, tensor=tensor)
+    dense = [p for p in params(shape) if p.inputs and p.name.startswith("layers/") and "router" not in p.name]
+    return sum(prod(shard_shape(p, mesh, TRAIN_RULES)) for p in dense if "experts" not in p.axes)
+
+
+@cache
+def factored_params(shape: ModelShape, fsdp: int, expert: int, tensor: int) -> int:
+    """Numbers that Adafactor keeps: a row and a column of each matrix, all of each vector (Shazeer & Stern 2018)."""
+    mesh, kept = MeshShape(fsdp=fsdp, expert=expert, tensor=tensor), 0
+    for param in params(shape):
+        dims = shard_shape(param, mesh, TRAIN_RULES)
+        size, large = prod(dims), sorted(dims)[-2:]
+        factored = len(large) == 2 and large[0] >= 128
+        kept += size // large[0] + size // large[1] if factored else size
+    return kept
+
+
+@cache
+def adapter_params(shape: ModelShape, adapters: Adapters) -> int:
+    """LoRA parameters on each device: rank x (inputs + outputs) of each matrix that is adapted."""
+    width = 0
+    for param in params(shape):
+        if param.name.removeprefix("layers/") in adapters.targets:
+            inputs, outputs = param.dims[1 : 1 + param.inputs], param.dims[1 + param.inputs :]
+            width += param.dims[0] * (prod(inputs) + prod(outputs))
+    return adapters.rank * width
+
+
+def saved_bytes_per_token(shape: ModelShape, mesh: MeshShape, saved: tuple[str, ...]) -> float:
+    """Bytes that a token leaves on its device until the backward pass, over all layers."""
+    return _saved_bytes(shape, mesh.tensor, mesh.expert, saved)
+
+
+@cache
+def _saved_bytes(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, ...]) -> float:
+    mesh, size = MeshShape(tensor=tensor, expert=expert), 0
+    for kept in activations(shape):
+        if kept.name == "residual" or kept.name in saved:
+            # In an expert group every device holds the rows of all its neighbours.
+            times = expert if shape.experts and kept.name == "mlp_in" else 1
+            size += times * prod(shard_dims(kept.axes, kept.dims, mesh, TRAIN_RULES))
+    if "rest" in saved:
+        wide = [a for a in activations(shape) if a.name == "mlp_in"][:1]
+        size += 2 * shape.d_model + sum(prod(shard_dims(a.axes, a.dims, mesh, TRAIN_RULES)) for a in wide)
+    return float(size * shape.layers * COMPUTE_BYTES)
+
+
+def _logits(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float) -> float:
+    """float32 logits of a chunk and their bfloat16 gradient; the gathered output matrix and its float32 gradient, which a
+    loop over microbatches has twice; the last layer's output and its gradient, in bfloat16 and float32."""
+    head = head_product(shape, mesh.tensor)
+    logits = BYTES["float32"] * tokens * head.columns
+    chunk = min(logits, training.program.logits_bytes or logits)
+    gradient = 0.0
+    if training.adapters is None:
+        gradient = BYTES["float32"] * (2 if training.microbatches > 1 else 1)
+    copies = 2 if misaligned(shape, mesh) else 1  # gathered in one tiling, used in another
+    return 1.5 * chunk + head.weights * (copies * COMPUTE_BYTES + gradient) + 8 * tokens * shape.d_model
+
+
+def _temp(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float) -> float:
+    products = layer_products(shape, mesh)
+    gathered = COMPUTE_BYTES * float(sum(p.weights for p in products))
+    stored = training.adapters.base if training.adapters else training.params
+    copies = 1.0 if mesh.fsdp > 1 or stored != "bfloat16" else 0.0  # the weights of the layer as they are used
+    if training.adapters is None:
+        copies += 1.0  # their gradient, before it is reduced
+    if misaligned(shape, mesh):
+        copies += 1.0  # gathered in one tiling, used in another
+    return gathered * copies + COMPUTE_BYTES * tokens * flow_width(shape, mesh.tensor, mesh.expert)
+
+
+@cache
+def flow_width(shape: ModelShape, tensor: int, expert: int) -> float:
+    """Numbers a token needs at once while a layer goes backward: the stream four times whole (input, norm and the
+    gradients of both), and the wider one of attention and MLP with gradients."""
+    width = widths(shape, tensor, expert)
+    attention = 2 * (width["qkv"] + width["context"])
+    mlp = 2 * width["mlp_in"]
+    if shape.experts:  # rows sorted by expert and back, both ways, for the worst case that all go to one device
+        rows = expert * shape.experts.per_token
+        mlp = expert * mlp + 8 * rows * shape.d_model
+    return 4 * shape.d_model + max(attention, mlp)
+
+
+def misaligned(shape: ModelShape, mesh: MeshShape) -> bool:
+    """Whether fsdp cuts d_model into shards that are no whole tiles of rows, so that a gathered weight must be copied."""
+    return mesh.fsdp > 1 and shape.d_model % mesh.fsdp == 0 and shape.d_model // mesh.fsdp % SUBLANES != 0

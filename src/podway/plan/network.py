@@ -1,0 +1,216 @@
+"""Where mesh axes lie in the torus of a slice, and how long collectives over them take.
+
+1. A slice is a box of chips; a link joins neighbours, and an axis that wraps is a ring. Where a chip shows two devices,
+   they are one more, innermost axis (`core`) of size 2.
+2. `place(mesh, slice)` gives each mesh axis a box of devices, from the inside out: tensor (the given tile, or the box
+   with the most links), context, expert, fsdp, data. What an inner axis has taken of a physical axis makes the stride of
+   the next one.
+3. A `Group` counts the links that one device of it can use at once. A box that spans a whole wrapped axis has two links
+   along it; a part of an axis is a line, whose ends have one. Groups that interleave with stride s share the links of an
+   axis, and have 1/s of them each.
+4. Times are the bandwidth bound over those links, and at least the hops. Sources: scaling-book, "Sharded matrices"; the
+   tile construction is that of t5x (`partitioning.py`).
+"""
+
+from functools import cache
+from math import prod
+from typing import NamedTuple
+
+from podway.catalog.slices import Slice
+from podway.errors import UserError
+from podway.model.layout import MeshShape
+from podway.plan.chips import HOP_SECONDS, Device, device_of
+
+INSIDE_OUT = ("tensor", "context", "expert", "fsdp", "data")
+# The two devices of a chip are joined by more than one link's worth: six times on tpu7x (Google, "TPU7x"). v2 and v3
+# share an HBM; the same is assumed.
+CORE_LINKS = 6.0
+
+Box = tuple[int, ...]  # devices along x, y[, z][, core]
+
+
+class Group(NamedTuple):
+    """The devices that one mesh axis joins, seen from one of them."""
+
+    size: int
+    links: float  # ICI links, one way, that bring data to one device
+    hops: int
+    box: Box
+    rings: tuple[tuple[int, float], ...] = ()  # of each physical axis: devices along it, links along it
+
+    def gather_seconds(self, gathered_bytes: float, device: Device) -> float:
+        """An all-gather to this many bytes on each device, or a reduce-scatter from as many."""
+        if self.size == 1:
+            return 0.0
+        moved = gathered_bytes * (self.size - 1) / self.size
+        return max(moved / (self.links * device.link_bandwidth), self.hops * HOP_SECONDS)
+
+    def reduce_seconds(self, bytes_each: float, device: Device) -> float:
+        """An all-reduce: a reduce-scatter and an all-gather."""
+        return 2 * self.gather_seconds(bytes_each, device)
+
+    def ring_scatter_seconds(self, bytes_each: float, device: Device) -> float:
+        """A reduce-scatter along one physical axis after the other: each sees only its own links."""
+        total, left = 0.0, bytes_each
+        for size, links in self.rings:
+            total += left * (size - 1) / size / (links * device.link_bandwidth)
+            left /= size
+        return max(total, self.hops * HOP_SECONDS)
+
+
+ALONE = Group(1, 0.0, 0, ())
+
+
+class Placement(NamedTuple):
+    """A group for each mesh axis inside a slice."""
+
+    tensor: Group
+    context: Group
+    expert: Group
+    fsdp: Group
+    data: Group
+
+
+@cache
+def place(mesh: MeshShape, slice: Slice) -> Placement:
+    """Where the axes of a mesh lie in one slice; a UserError where they cannot."""
+    inside = mesh.chips // mesh.slices
+    if inside != slice.devices:
+        raise UserError(
+            f"mesh {mesh} has {inside} devices a slice, and {slice.accelerator_type} has {slice.devices}",
+            "the sizes of the axes inside a slice must multiply to its devices",
+        )
+    bounds, wrap, cores = _bounds(slice)
+    if mesh.tile is not None:
+        return _placed(mesh, bounds, wrap, cores, _tile(mesh.tile, slice))
+    groups = _tensor_groups(mesh.tensor, slice)
+    if not groups:
+        raise UserError(
+            f"tensor={mesh.tensor} is no box of the {slice.topology_text} chips of {slice.accelerator_type}",
+            "use a size whose factors divide the topology",
+        )
+    return max(
+        (_placed(mesh, bounds, wrap, cores, group.box) for group in groups if group.links == groups[0].links),
+        key=lambda p: (p.fsdp.links, p.data.links, p.tensor.box),
+    )
+
+
+def tiles(tensor: int, slice: Slice) -> list[Box]:
+    """Every box of a slice that can hold a tensor group of this size."""
+    return list(boxes(tensor, _bounds(slice)[0]))
+
+
+def check_tile(tile: Box, slice: Slice) -> None:
+    """A UserError where a slice cannot be filled with boxes of this shape."""
+    _tile(tile, slice)
+
+
+def _bounds(slice: Slice) -> tuple[Box, tuple[bool, ...], bool]:
+    """The torus of devices: sizes, which of them wrap, and whether the last one is the cores of a chip."""
+    if slice.generation_facts.devices_per_chip == 1:
+        return slice.topology, slice.wrap, False
+    return (*slice.topology, slice.generation_facts.devices_per_chip), (*slice.wrap, False), True
+
+
+def _tile(tile: Box, slice: Slice) -> Box:
+    """A tile as written, with the axes it leaves out."""
+    bounds = _bounds(slice)[0]
+    plain = tile[: len(bounds)] + (1,) * (len(bounds) - len(tile))
+    if any(extra != 1 for extra in tile[len(bounds) :]):
+        raise UserError(
+            f"tile {_text(tile)}: a chip of {slice.generation} is one device, so the core is always 1",
+            "write x,y,z only, or 1 for the core; `podway plan explain core` says why",
+        )
+    if any(bound % part for bound, part in zip(bounds, plain, strict=True)):
+        others = [_text(group.box) for group in _tensor_groups(prod(tile), slice)]
+        raise UserError(
+            f"tile {_text(tile)} does not divide the {slice.topology_text} chips of {slice.accelerator_type}",
+            f"tiles of as many chips: {', '.join(others[:6])}" if others else "use sizes that divide the topology",
+        )
+    return plain
+
+
+def _tensor_groups(size: int, slice: Slice) -> list[Group]:
+    """Every box that can hold a tensor group, those with the most links first."""
+    bounds, wrap, cores = _bounds(slice)
+    start: Box = (1,) * len(bounds)
+    groups = [_group(size, box, start, bounds, wrap, cores) for box in boxes(size, bounds)]
+    return sorted(groups, key=lambda group: (-group.links, group.box))
+
+
+def _text(box: Box) -> str:
+    return "x".join(map(str, box))
+
+
+@cache
+def boxes(size: int, bounds: Box) -> tuple[Box, ...]:
+    """All boxes of `size` devices whose sides divide `bounds`."""
+    if not bounds:
+        return ((),) if size == 1 else ()
+    sides = [side for side in _divisors(bounds[0]) if size % side == 0]
+    return tuple((side, *rest) for side in sides for rest in boxes(size // side, bounds[1:]))
+
+
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(side for side in range(1, number + 1) if number % side == 0)
+
+
+def _placed(mesh: MeshShape, bounds: Box, wrap: tuple[bool, ...], cores: bool, tensor: Box) -> Placement:
+    stride: Box = (1,) * len(bounds)
+    left = bounds
+    groups = dict.fromkeys(INSIDE_OUT, ALONE)
+    for axis in INSIDE_OUT:
+        size = mesh.size(axis)
+        if size == 1:
+            continue
+        if axis == "tensor":
+            found = _group(size, tensor, stride, bounds, wrap, cores)
+        elif size == prod(left):
+            found = _group(size, left, stride, bounds, wrap, cores)
+        else:
+            choices = [_group(size, box, stride, bounds, wrap, cores) for box in boxes(size, left)]
+            if not choices:
+                raise UserError(
+                    f"{axis}={size} does not divide what other axes leave of a torus of {_text(bounds)}",
+                    "use sizes whose factors divide the topology",
+                )
+            found = max(choices, key=lambda group: (group.links, group.box))
+        groups[axis] = found
+        stride = tuple(taken * side for taken, side in zip(stride, found.box, strict=True))
+        left = tuple(bound // taken for bound, taken in zip(bounds, stride, strict=True))
+    return Placement(**groups)
+
+
+def _group(size: int, box: Box, stride: Box, bounds: Box, wrap: tuple[bool, ...], cores: bool) -> Group:
+    rings: list[tuple[int, float]] = []
+    hops = 0
+    # The other core of a chip is in another group, and uses the same links.
+    shared = bounds[-1] if cores and box[-1] == 1 and stride[-1] == 1 else 1
+    for axis in range(len(bounds) - cores):
+        if box[axis] > 1:
+            # Strided devices that reach around the whole axis close the ring as well.
+            ring = wrap[axis] and box[axis] * stride[axis] == bounds[axis]
+            rings.append((box[axis], (2.0 if ring else 1.0) / stride[axis] / shared))
+            hops += bounds[axis] // 2 if ring else (box[axis] - 1) * stride[axis]
+    links = sum(each for _, each in rings)
+    if cores and box[-1] > 1:
+        rings.append((box[-1], CORE_LINKS))
+        links = links or CORE_LINKS  # a chip with itself; else its links to others set the pace
+    return Group(size, links, hops, box, tuple(rings))
+
+
+def dcn_reduce_seconds(bytes_each: float, slices: int, device: Device) -> float:
+    """An all-reduce between slices: each device exchanges its piece with its peers, through its share of the host."""
+    if slices == 1:
+        return 0.0
+    if device.dcn_bandwidth is None:
+        raise UserError(
+            f"{device.generation} slices cannot be joined: multislice starts at v4", "plan for one slice of it"
+        )
+    return 2 * bytes_each * (slices - 1) / slices / device.dcn_bandwidth
+
+
+def of_slice(slice: Slice) -> Device:
+    """The device that a slice is made of."""
+    return device_of(slice.generation)

@@ -1,0 +1,119 @@
+"""`Plan`: one way to train on one kind of slice, with what it needs, how long a step takes, and what it costs.
+
+`evaluate` makes one from a fixed configuration; `search.py` makes many and ranks them. Pure functions: nothing here
+reads a clock, a file or a network.
+"""
+
+from functools import cache
+
+import msgspec
+
+from podway.catalog.prices import price_of
+from podway.catalog.slices import Slice
+from podway.model.flops import Convention, flops_per_token
+from podway.model.layout import TRAIN_RULES, MeshShape, kept_whole
+from podway.model.shape import ModelShape
+from podway.plan.chips import device_of
+from podway.plan.memory import Memory, train_memory
+from podway.plan.network import place
+from podway.plan.steptime import StepTime, step_time
+from podway.plan.training import Training
+
+HOUR = 3600.0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration and what it will do."""
+
+    slice: Slice
+    mesh: MeshShape
+    training: Training
+    memory: Memory
+    time: StepTime
+    model_flops: float  # of a step, by the program's convention: what MFU counts
+    dollars_per_hour: float | None  # of all slices; None: no price is published
+
+    @property
+    def slices(self) -> int:
+        """How many slices are joined."""
+        return self.mesh.slices
+
+    @property
+    def chips(self) -> int:
+        """Of all slices."""
+        return self.slices * self.slice.chips
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the whole job."""
+        return self.training.tokens / self.time.total
+
+    @property
+    def tflops_per_chip(self) -> float:
+        """Model TFLOP/s of a chip."""
+        return self.model_flops / self.time.total / self.chips / 1e12
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over peak bf16 FLOPs."""
+        return self.tflops_per_chip * 1e12 / self.slice.generation_facts.peak_bf16
+
+    @property
+    def dollars_per_million_tokens(self) -> float | None:
+        """Dollars for a million tokens trained on."""
+        if self.dollars_per_hour is None:
+            return None
+        return self.dollars_per_hour / HOUR / self.tokens_per_second * 1e6
+
+    def hours(self, tokens: float) -> float:
+        """Hours until so many tokens are trained on."""
+        return tokens / self.tokens_per_second / HOUR
+
+    def dollars(self, tokens: float) -> float | None:
+        """What that costs."""
+        return None if self.dollars_per_hour is None else self.dollars_per_hour * self.hours(tokens)
+
+
+def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Training, *, spot: bool = False) -> Plan:
+    """One configuration, whether it fits or not; a UserError where it makes no sense."""
+    device = device_of(slice.generation)
+    placement = place(mesh, slice)
+    if mesh.tile is None and mesh.tensor > 1:
+        mesh = msgspec.structs.replace(mesh, tile=placement.tensor.box)
+    flops = _flops(shape, training.seq, training.program.convention)
+    if training.adapters is not None:
+        flops *= 2 / 3  # frozen matrices have no gradient of their own
+    hourly = _price(slice, spot)
+    return Plan(
+        slice=slice,
+        mesh=mesh,
+        training=training,
+        memory=train_memory(shape, mesh, training, device.hbm_limit),
+        time=step_time(shape, mesh, training, device, placement),
+        model_flops=flops * training.tokens,
+        dollars_per_hour=None if hourly is None else hourly * mesh.slices,
+    )
+
+
+@cache
+def _flops(shape: ModelShape, seq: int, convention: Convention) -> float:
+    return flops_per_token(shape, seq, convention)
+
+
+@cache
+def _price(slice: Slice, spot: bool) -> float | None:
+    return price_of(slice, spot=spot)
+
+
+def notes_on(shape: ModelShape, plan: Plan) -> list[str]:
+    """What a person should know of a plan beside its figures."""
+    notes = list(kept_whole(shape, plan.mesh, TRAIN_RULES))
+    if plan.time.relayout:
+        rows = shape.d_model // plan.mesh.fsdp
+        notes.append(
+            f"fsdp={plan.mesh.fsdp} cuts d_model {shape.d_model} into {rows} rows, no multiple of 8: gathered weights are "
+            f"copied into another tiling ({plan.time.relayout:.2f} s a step)"
+        )
+    if plan.dollars_per_hour is None:
+        notes.append(f"no price of {plan.slice.generation} is published: costs are unknown, not zero")
+    return notes

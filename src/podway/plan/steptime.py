@@ -1,0 +1,298 @@
+"""How long a training step takes on one slice or several, by part.
+
+A step is a sum of what is exposed, because it is a chain of layers:
+
+1. Matrix products at the reached rate, or at the speed of HBM where they are thin; the attention kernel.
+2. HBM: norms, rotations, activations in the backward pass, the softmax of the logits, the optimizer.
+3. ICI inside a slice. Gathers of fsdp weights run beside the layer's products and are exposed only where they take
+   longer. Gradient reductions and the exchanges of tensor, context and expert groups wait for data and are waited for:
+   they are exposed.
+4. DCN between slices: one all-reduce of the gradients, exposed; and the wait for the slowest slice.
+
+What each part is compared with, and how far off it is: docs/planning.md.
+"""
+
+from functools import cache
+from math import log2
+from typing import NamedTuple
+
+import msgspec
+
+from podway.model.layout import MeshShape
+from podway.model.shape import ModelShape
+from podway.plan.chips import (
+    FLASH_BLOCK,
+    RELAYOUT_ELEMENTS_PER_CYCLE,
+    STRAGGLER_LOSS_PER_DOUBLING,
+    Device,
+)
+from podway.plan.memory import adapter_params, held_params, misaligned
+from podway.plan.network import Placement, dcn_reduce_seconds
+from podway.plan.products import head_product, layer_products, needed_again, widths
+from podway.plan.training import BYTES, COMPUTE_BYTES, Training
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What one mesh axis moves over ICI in a step, in one direction."""
+
+    axis: str
+    direction: str  # gather, reduce, exchange
+    seconds: float  # if nothing else happened
+    exposed: float  # of which the step waits
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one step by part; the parts add up to the step."""
+
+    matrix: float
+    attention: float
+    hbm: float
+    relayout: float
+    traffic: tuple[Traffic, ...]
+    dcn: float
+    straggler: float
+
+    @property
+    def ici(self) -> float:
+        """What the step waits for ICI."""
+        return sum(one.exposed for one in self.traffic)
+
+    @property
+    def total(self) -> float:
+        """Seconds of a step."""
+        return self.matrix + self.attention + self.hbm + self.relayout + self.ici + self.dcn + self.straggler
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by name, in the order people are shown."""
+        named = {"matrix": self.matrix, "attention": self.attention, "HBM": self.hbm, "relayout copies": self.relayout}
+        for one in self.traffic:
+            named[f"ICI {one.axis} {one.direction}"] = one.exposed
+        return named | {"DCN": self.dcn, "slowest slice": self.straggler}
+
+    @property
+    def binds(self) -> str:
+        """The resource that most of the step is spent on."""
+        groups = {
+            "the matrix unit": self.matrix,
+            "the attention kernel": self.attention,
+            "HBM": self.hbm + self.relayout,
+            "ICI": self.ici,
+            "DCN": self.dcn + self.straggler,
+        }
+        return max(groups, key=lambda name: groups[name])
+
+
+class _Layer(NamedTuple):
+    """One layer of one microbatch on one device."""
+
+    forward: float  # products and kernels
+    backward: float
+    attention: float  # of both
+    hbm: float
+    relayout: float
+    weights: float  # elements of the layer that fsdp gathers
+    first: float  # of which those of the matrix that a pass starts with
+
+
+def step_time(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, placement: Placement) -> StepTime:
+    """The step by part."""
+    tokens = training.tokens_per_device(mesh)
+    times = training.microbatches * shape.layers
+    layer = _layer(shape, mesh, training, device, tokens)
+    loss, loss_hbm = _loss(shape, mesh, training, device, tokens)
+    traffic = _traffic(shape, mesh, training, device, placement, layer, tokens)
+    update, reduced = _update(shape, mesh, training, device)
+    data = placement.data.reduce_seconds(reduced, device)
+    if data:
+        traffic.append(Traffic(axis="data", direction="reduce", seconds=data, exposed=data))
+    dcn = dcn_reduce_seconds(reduced, mesh.slices, device)
+    one = StepTime(
+        matrix=times * (layer.forward + layer.backward - layer.attention) + training.microbatches * loss,
+        attention=times * layer.attention,
+        hbm=times * layer.hbm + training.microbatches * loss_hbm + update,
+        relayout=times * layer.relayout,
+        traffic=tuple(traffic),
+        dcn=dcn,
+        straggler=0.0,
+    )
+    waits = one.total * STRAGGLER_LOSS_PER_DOUBLING * log2(mesh.slices)
+    return msgspec.structs.replace(one, straggler=waits)
+
+
+def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float) -> _Layer:
+    products = layer_products(shape, mesh)
+    again = needed_again(shape, training)
+    trained = 0.0 if training.adapters else 1.0  # frozen matrices need no gradient of their own
+    forward = backward = 0.0
+    for product in products:
+        forward += product.seconds(tokens, device, passes=(1, 0, 0))
+        backward += product.seconds(tokens, device, passes=(float(product.name in again), 1, trained))
+    ahead, back = _attention(shape, mesh, training, device, tokens)
+    weights = float(sum(product.weights for product in products))
+    relayout = 0.0
+    if misaligned(shape, mesh):
+        # Matrices that end in d_model, once for each pass that gathers them.
+        copied = 2.0 * sum(p.weights for p in products if p.name in ("o", "down", "experts_down", "shared_down"))
+        relayout = copied / RELAYOUT_ELEMENTS_PER_CYCLE / device.clock
+    return _Layer(
+        forward=forward + ahead,
+        backward=backward + back,
+        attention=ahead + back,
+        hbm=tokens * _elementwise_bytes(shape, mesh.tensor, mesh.expert, training) / device.hbm_bandwidth,
+        relayout=relayout,
+        weights=weights,
+        first=float(products[0].weights),
+    )
+
+
+def _attention(
+    shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float
+) -> tuple[float, float]:
+    """Mean over the layers of the kernel's forward and backward time; computed again unless its result is kept."""
+    heads = shape.heads // mesh.tensor if shape.heads % mesh.tensor == 0 else shape.heads
+    again = 0.0 if "context" in training.saved else 1.0
+    scores = tokens * heads * _mean_seen(shape, training.seq, training.program.causal)
+    ahead = device.flash_seconds(scores, shape.d_head, forward=1, backward=0)
+    return ahead, device.flash_seconds(scores, shape.d_head, forward=again, backward=1)
+
+
+@cache
+def _mean_seen(shape: ModelShape, seq: int, causal: bool) -> float:
+    return sum(_seen(seq, window, causal) for window in shape.layer_windows) / shape.layers
+
+
+def _seen(seq: int, window: int | None, causal: bool) -> float:
+    """Keys that a query meets, with the blocks that a mask cuts counted whole."""
+    if not causal:
+        return float(seq)
+    width = min(seq, window or seq)
+    block = min(FLASH_BLOCK, seq)
+    return min(float(seq), width - width**2 / (2 * seq) + block / 2)
+
+
+def _elementwise_bytes(shape: ModelShape, tensor: int, expert: int, training: Training) -> float:
+    """HBM bytes of a token in one layer that no matrix product hides.
+
+    Forward: each norm reads and writes the stream, each branch adds to it; queries, keys and values change
+    their order of heads and length for the kernel; rotations rewrite queries and keys in halves of a head, which fill
+    half of each row of lanes and so cost twice. The backward pass does that again and once more for the gradients; a
+    gated activation is taken apart into two gradients (three reads, two writes). Other activations ride on the products.
+    """
+    width = widths(shape, tensor, expert)
+    norms = {"sequential": 2, "sandwich": 4, "parallel": 1}[shape.block]
+    forward = (2 * norms + 2) * width["residual"] + 2 * width["qkv"]
+    if shape.rope is not None:
+        forward += 4 * width["qkv"]
+    if shape.experts is not None:  # rows are sorted by expert and back
+        forward += 4 * shape.experts.per_token * shape.d_model
+    backward = 2 * forward + (2.5 * width["mlp_in"] if shape.gated else 0)
+    again = 0.0 if "rest" in training.saved else 1.0
+    return COMPUTE_BYTES * (forward * (1 + again) + backward)
+
+
+def _loss(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float) -> tuple[float, float]:
+    """The output matrix (forward and both gradients), and the passes over float32 logits: softmax and its gradient."""
+    head = head_product(shape, mesh.tensor)
+    products = head.seconds(tokens, device, passes=(1, 1, 0 if training.adapters else 1))
+    return products, 4 * BYTES["float32"] * tokens * head.columns / device.hbm_bandwidth
+
+
+def _update(shape: ModelShape, mesh: MeshShape, training: Training, device: Device) -> tuple[float, float]:
+    """Time of the optimizer, which streams its state through HBM, and bytes of gradient that replicas agree on."""
+    trained = float(held_params(shape, mesh.fsdp, mesh.expert, mesh.tensor))
+    stored = BYTES[training.params]
+    if training.adapters is not None:
+        trained, stored = float(adapter_params(shape, training.adapters)), BYTES["float32"]
+    gradient = BYTES["float32"] if training.microbatches > 1 else float(training.program.gradient_bytes)
+    # Read and write weights and moments; read the gradient twice (clipping by the norm of all of it comes first).
+    moments = 4 * BYTES[training.moments] if training.optimizer == "adamw" else 2 * stored
+    return trained * (2 * stored + moments + 2 * gradient) / device.hbm_bandwidth, trained * gradient
+
+
+def _traffic(
+    shape: ModelShape,
+    mesh: MeshShape,
+    training: Training,
+    device: Device,
+    placement: Placement,
+    layer: _Layer,
+    tokens: float,
+) -> list[Traffic]:
+    """Everything that moves over ICI but the final all-reduce of replicas."""
+    times = training.microbatches * shape.layers
+    found = _fsdp(shape, mesh, training, device, placement, layer, times)
+    stream = COMPUTE_BYTES * tokens * shape.d_model
+    if mesh.tensor > 1:
+        gathers, scatters = _tensor_exchanges(shape, training)
+        once = placement.tensor.gather_seconds(stream, device)
+        extra = training.microbatches * once  # the output matrix gathers the stream, and scatters its gradient
+        for direction, count in (("gather", gathers), ("reduce", scatters)):
+            seconds = times * count * once + extra
+            found.append(Traffic(axis="tensor", direction=direction, seconds=seconds, exposed=seconds))
+    if mesh.context > 1:
+        # Keys and values of the whole sequence come to every device; their gradients go back.
+        pairs = COMPUTE_BYTES * tokens * mesh.context * 2 * shape.d_head * _kv_heads(shape, mesh.tensor)
+        again = 0 if "context" in training.saved else 1
+        once = placement.context.gather_seconds(pairs, device)
+        for direction, count in (("gather", 1 + again + 1), ("reduce", 1)):
+            seconds = times * count * once
+            found.append(Traffic(axis="context", direction=direction, seconds=seconds, exposed=seconds))
+    if mesh.expert > 1 and shape.experts is not None:
+        # The tokens of the group come to every device, and its answers are summed back; the same in the other order
+        # for gradients, and the tokens once more where the layer is computed again.
+        again = 0 if "mlp_in" in training.saved else 1
+        once = placement.expert.gather_seconds(stream * mesh.expert, device)
+        for direction, count in (("gather", 2 + again), ("reduce", 2)):
+            seconds = times * count * once
+            found.append(Traffic(axis="expert", direction=direction, seconds=seconds, exposed=seconds))
+    return found
+
+
+def _kv_heads(shape: ModelShape, tensor: int) -> int:
+    return shape.kv_heads // tensor if shape.kv_heads % tensor == 0 else shape.kv_heads
+
+
+def _fsdp(
+    shape: ModelShape,
+    mesh: MeshShape,
+    training: Training,
+    device: Device,
+    placement: Placement,
+    layer: _Layer,
+    times: int,
+) -> list[Traffic]:
+    """Weights gathered for the forward and for the backward pass, gradients reduced."""
+    if mesh.fsdp == 1:
+        return []
+    each = BYTES["int8"] if training.adapters and training.adapters.base == "int8" else COMPUTE_BYTES
+    gather = placement.fsdp.gather_seconds(each * layer.weights, device)
+    # The first matrix of each pass has nothing before it to be gathered beside: the compiled loop waits for it.
+    first = placement.fsdp.gather_seconds(each * layer.first, device)
+    waits = max(first, gather - layer.forward) + max(first, gather - layer.backward)
+    head = float(head_product(shape, mesh.tensor).weights) * training.microbatches
+    ends = placement.fsdp.gather_seconds(COMPUTE_BYTES * head, device)
+    found = [Traffic(axis="fsdp", direction="gather", seconds=times * 2 * gather + ends, exposed=times * waits)]
+    if training.adapters is None:
+        moved = training.program.gradient_bytes * (times * layer.weights + head)
+        at_once = training.program.gradients == "all-reduce"
+        sums = placement.fsdp.reduce_seconds if at_once else placement.fsdp.ring_scatter_seconds
+        seconds = sums(moved, device)
+        found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=seconds))
+    return found
+
+
+def _tensor_exchanges(shape: ModelShape, training: Training) -> tuple[int, int]:
+    """How often a layer gathers the stream over a tensor group, and how often it scatters a sum, both ways.
+
+    Forward: a gather before each branch (one for both of a parallel block), a scatter after it. Computed again: the
+    gathers, and the scatter of attention where the MLP stands on it. Backward: the mirror image of forward.
+    """
+    branches = 1 if shape.block == "parallel" else 2
+    saved = training.saved
+    again_gathers = (0 if "qkv" in saved else 1) + (0 if "mlp_in" in saved else 1)
+    again_gathers = min(again_gathers, branches)
+    again_scatters = 0 if shape.block == "parallel" or "attn_out" in saved else 1
+    if shape.block == "sandwich" and "mlp_out" not in saved:
+        again_scatters += 1
+    return branches + again_gathers + branches, 2 + again_scatters + branches

@@ -1,0 +1,130 @@
+"""What a training step is asked to be: batch, remat, optimizer, precision, and the program that will run it.
+
+`Training` holds what a person chooses; `Program` what the code decides (which attention kernel, how gradients are
+reduced). `PODWAY` is Podway's own trainer. Others exist so that published results of other programs can be compared:
+what was measured is a program, not only a model.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from podway.errors import UserError
+from podway.model.flops import Convention
+from podway.model.layout import MeshShape
+
+Optimizer = Literal["adamw", "adafactor"]
+Dtype = Literal["float32", "bfloat16"]
+BYTES: dict[str, float] = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1, "int4": 0.5}
+COMPUTE_BYTES = 2  # activations, gathered weights and reduced gradients are bfloat16
+
+# The policies of Podway's trainer (podway.train.remat): named tensors of a layer (podway.model.params.activations) that stay
+# for the backward pass; all others are computed again. The input of a layer always stays. `rest` is everything without a
+# name: norms and activated products.
+REMAT: dict[str, tuple[str, ...]] = {
+    "none": ("qkv", "context", "attn_out", "mlp_in", "mlp_out", "rest"),
+    "minimal": ("qkv", "context", "attn_out", "mlp_in"),
+    "save_all_but_mlp": ("qkv", "context", "attn_out"),
+    "save_attention": ("qkv", "context"),
+    "save_context": ("context",),
+    "full": (),
+}
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """What the code of a trainer decides."""
+
+    name: str
+    causal: bool = True  # the attention kernel skips the blocks that the mask hides
+    # How gradients of split weights are summed: scattered along one ring of the torus after the other, or all-reduced
+    # over all of them at once and then cut.
+    gradients: Literal["rings", "all-reduce"] = "rings"
+    gradient_bytes: int = 2  # of an element as it is summed over ICI, and kept if there is one microbatch
+    casts_once: bool = True  # the step begins with a bfloat16 copy of the weights, each device its own piece
+    logits_bytes: int | None = 2**29  # float32 logits that exist at once on a device; None: those of all tokens
+    convention: Convention = "causal"  # how the FLOPs of MFU are counted
+
+
+PODWAY = Program(name="podway")  # podway.train: sharding.py, step.py, loss.py
+# MaxText of October 2023, which the 16B-128B table was measured with: a kernel without causal skipping; gradients
+# all-reduced whole, in float32 (1.34 GB for a matrix of 10240 x 32768), and then sliced; all logits at once. Facts:
+# MaxText @5ebcd67fe, and its program compiled with libtpu 0.0.51.
+MAXTEXT_2023 = Program(
+    name="maxtext-2023",
+    causal=False,
+    gradients="all-reduce",
+    gradient_bytes=4,
+    casts_once=False,
+    logits_bytes=None,
+    convention="full-2023",
+)
+PROGRAMS = {program.name: program for program in (PODWAY, MAXTEXT_2023)}
+
+
+class Adapters(msgspec.Struct, frozen=True, kw_only=True):
+    """LoRA: two thin matrices beside some matrices of a layer, whole on every device; all else is frozen."""
+
+    rank: int
+    targets: tuple[str, ...] = ("q", "k", "v", "o")  # as podway.train.config
+    base: Literal["bfloat16", "int8"] = "bfloat16"
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to run a step."""
+
+    seq: int
+    batch: int  # sequences of a step, over all chips and microbatches
+    microbatches: int = 1
+    remat: str = "full"  # a key of REMAT, or names joined by +
+    optimizer: Optimizer = "adamw"
+    params: Dtype = "float32"
+    moments: Dtype = "float32"  # AdamW's two; Adafactor's are a row and a column, always float32
+    adapters: Adapters | None = None
+    program: Program = PODWAY
+
+    def __post_init__(self) -> None:
+        for name in ("seq", "batch", "microbatches"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}", f"{name} must be at least 1")
+        if self.adapters is not None and self.adapters.rank < 1:
+            raise UserError(f"LoRA rank is {self.adapters.rank}", "a rank is at least 1; 8 to 64 are usual")
+        saved_names(self.remat)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.seq * self.batch
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """Names of the tensors that remat keeps."""
+        return saved_names(self.remat)
+
+    def rows_per_device(self, mesh: MeshShape) -> float:
+        """Sequences of one microbatch on one device; a UserError where they do not divide."""
+        groups = mesh.slices * mesh.data * mesh.fsdp * mesh.expert
+        if self.batch % (groups * self.microbatches):
+            raise UserError(
+                f"a batch of {self.batch} sequences does not divide into {self.microbatches} microbatches over "
+                f"{groups} groups of chips ({mesh})",
+                f"use a multiple of {groups * self.microbatches} sequences",
+            )
+        return self.batch / groups / self.microbatches
+
+    def tokens_per_device(self, mesh: MeshShape) -> float:
+        """Tokens of one microbatch on one device."""
+        return self.rows_per_device(mesh) * self.seq / mesh.context
+
+
+def saved_names(remat: str) -> tuple[str, ...]:
+    """The tensors that a policy keeps: `full`, `minimal`, ... or names joined by + (`qkv+context`)."""
+    if remat in REMAT:
+        return REMAT[remat]
+    names = tuple(remat.split("+"))
+    unknown = [name for name in names if name not in REMAT["none"]]
+    if unknown:
+        raise UserError(
+            f"remat {remat!r} is not known",
+            f"use {', '.join(REMAT)}, or names of saved tensors joined by +: {', '.join(REMAT['none'])}",
+        )
+    return names

@@ -1,0 +1,66 @@
+"""`python -m podway.train [config.yaml] [key=value ...]`: one process of a training run, alone or on every host of a slice.
+
+1. The config is read, and what can be known without devices is checked.
+2. The compiler's flags for this chip go into the environment, before jax is imported.
+3. On several hosts (PODWAY_NUM_HOSTS), the processes find each other through `jax.distributed`.
+4. `loop.train` does the rest.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from podway.catalog.slices import find_slice
+from podway.errors import UserError
+from podway.train.checks import check_settings
+from podway.train.config import TrainConfig
+from podway.train.flags import set_flags
+from podway.train.settings import read_config
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code of a run."""
+    try:
+        config = read(arguments)
+        check_settings(config)
+        flags = set_flags(os.environ, generation(), config.compile.flags, tuned=config.compile.tuned)
+        return _train(config, flags)
+    except UserError as error:
+        print(f"Error: {error.what}\n  {error.hint}" if error.hint else f"Error: {error.what}", file=sys.stderr)
+        return 1
+
+
+def read(arguments: Sequence[str]) -> TrainConfig:
+    """A file first, if the first word is no setting; then settings."""
+    file = arguments[0] if arguments and "=" not in arguments[0] else None
+    return read_config(file, arguments[1:] if file is not None else arguments)
+
+
+def generation() -> str | None:
+    """The TPU that this host has, from the environment that a launch gives; None where there is none."""
+    name = os.environ.get("PODWAY_ACCELERATOR") or os.environ.get("TPU_ACCELERATOR_TYPE")
+    if not name or name == "cpu" or os.environ.get("PODWAY_SIMULATED") == "1":
+        return None
+    try:
+        return find_slice(name).generation
+    except UserError:
+        return None  # a name that the catalog does not know has no flags either
+
+
+def _train(config: TrainConfig, flags: tuple[str, ...]) -> int:
+    import jax  # after the flags: libtpu reads them when it is loaded
+
+    if int(os.environ.get("PODWAY_NUM_HOSTS", "1")) > 1:
+        jax.distributed.initialize()
+    if config.compile.cache:
+        jax.config.update("jax_compilation_cache_dir", config.compile.cache)  # type: ignore[no-untyped-call]
+
+    from podway.train.loop import train  # it imports jax as well
+
+    if flags and jax.process_index() == 0:
+        print("flags:", *flags, flush=True)
+    return train(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""What can be known to be wrong before anything is compiled: the run against the model and the devices (no jax)."""
+
+from pathlib import Path
+
+from podway.errors import UserError
+from podway.model.layout import TRAIN_RULES, MeshShape, kept_whole, parse_mesh
+from podway.model.shape import ModelShape
+from podway.train.config import TrainConfig
+from podway.train.remat import kept_tensors
+
+
+def resolve_mesh(config: TrainConfig, devices: int, slices: int = 1) -> MeshShape:
+    """The mesh over this many devices; several slices are an axis of their own unless the config names it."""
+    text = config.mesh.shape
+    if slices > 1 and "slices=" not in text:
+        text = f"slices={slices},{text}"
+    return parse_mesh(text, chips=devices, tile=config.mesh.tile)
+
+
+def check_settings(config: TrainConfig) -> None:
+    """What is wrong whatever the devices are: paths, policies, combinations."""
+    kept_tensors(config.remat)
+    if config.model.weights is not None:
+        _check_weights(Path(config.model.weights).expanduser())
+    if config.checkpoint.export and Path(config.output, "model").exists():
+        raise UserError(
+            f"{Path(config.output, 'model')} exists already, and the run exports to it",
+            "remove it, choose another output, or set checkpoint.export=false",
+        )
+    if config.evaluation.every and not config.checkpoint.save and config.schedule.steps < config.evaluation.every:
+        raise UserError(
+            f"evaluation.every={config.evaluation.every} comes after the last step, {config.schedule.steps}",
+            "make it smaller",
+        )
+
+
+def check_fit(config: TrainConfig, shape: ModelShape, mesh: MeshShape) -> list[str]:
+    """Refuse what cannot run on this mesh; lines about what can, but wastes something."""
+    batch, parts = config.batch.global_size(mesh.chips), config.batch.microbatches
+    ways = mesh.slices * mesh.data * mesh.fsdp * mesh.expert
+    if batch % (ways * parts):
+        unit = ways * parts
+        near = sorted({max(unit, batch // unit * unit), (batch // unit + 1) * unit})
+        raise UserError(
+            f"a batch of {batch} sequences cannot be split over {ways} devices and {parts} microbatches",
+            f"batch.sequences must be a multiple of {unit}, such as {' or '.join(map(str, near))}",
+        )
+    if config.batch.length % mesh.context:
+        raise UserError(
+            f"{config.batch.length} tokens of a sequence cannot be split over context={mesh.context}",
+            f"make batch.length a multiple of {mesh.context}",
+        )
+    if shape.heads % mesh.tensor:
+        raise UserError(
+            f"{shape.heads} attention heads cannot be split over tensor={mesh.tensor}",
+            "choose a tensor size that divides the heads, and give the rest to fsdp",
+        )
+    if mesh.expert > 1 and (shape.experts is None or shape.experts.count % mesh.expert):
+        count = shape.experts.count if shape.experts else 0
+        raise UserError(
+            f"{count} experts cannot be split over expert={mesh.expert}",
+            "choose an expert size that divides them" if count else "this model has no experts: leave expert out",
+        )
+    notes = list(kept_whole(shape, mesh, TRAIN_RULES))
+    if config.batch.length > shape.max_position:
+        notes.append(f"sequences of {config.batch.length} are longer than the model's own {shape.max_position}")
+    return notes
+
+
+def check_kernel(config: TrainConfig, platform: str, mesh: MeshShape) -> None:
+    """What the attention kernel of this machine cannot do."""
+    unit = 128 * mesh.context
+    if (config.model.kernel or ("splash" if platform == "tpu" else "")) == "splash" and config.batch.length % unit:
+        raise UserError(
+            f"attention on a TPU cannot cut sequences of {config.batch.length} tokens into blocks",
+            f"make batch.length a multiple of {unit}",
+        )
+    if config.model.kernel == "cudnn" and platform != "gpu":
+        raise UserError(f"the cudnn kernel needs an NVIDIA GPU, and this is a {platform}", "leave model.kernel out")
+    if config.model.kernel == "splash" and platform != "tpu":
+        raise UserError(f"the splash kernel needs a TPU, and this is a {platform}", "leave model.kernel out")
+
+
+def _check_weights(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"model.weights: {folder} is no directory", "download the model there first")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"model.weights: no safetensors in {folder}", "download the model there first")

@@ -1,0 +1,182 @@
+"""What a training run is: small frozen records, one for each concern, composed in `TrainConfig` (no jax).
+
+A run is read from a YAML file and `key=value` words (`settings.py`), checked against the model and the devices before
+anything is compiled (`checks.py`), and printed at the start. Each record owns the rules that need nothing but itself.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from podway.errors import UserError
+from podway.train.data import DataConfig
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Amount = Annotated[int, msgspec.Meta(ge=0)]
+Rate = Annotated[float, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Float = Literal["float32", "bfloat16"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Immutable, and strict about its keys."""
+
+
+class ModelConfig(Part, frozen=True, kw_only=True):
+    """Which model, and what its weights start from."""
+
+    name: str = "tiny-llama3"  # a known name, or a directory with a config.json
+    weights: str | None = None  # a directory of safetensors to start from; none: random
+    seed: int = 0  # of random weights and of LoRA's
+    kernel: Literal["reference", "splash", "cudnn"] | None = None  # of attention; none: the best for this machine
+
+
+class BatchConfig(Part, frozen=True, kw_only=True):
+    """How much one step sees."""
+
+    sequences: Count | None = None  # of the whole step, over all devices
+    per_device: Count | None = None  # the same, said by device
+    length: Count = 1024
+    microbatches: Count = 1  # gradients are added up over this many parts of the batch
+
+    def __post_init__(self) -> None:
+        if self.sequences and self.per_device:
+            raise UserError("batch.sequences and batch.per_device are both given", "give one of them")
+
+    def global_size(self, devices: int) -> int:
+        """Sequences in one step."""
+        return self.sequences or (self.per_device or 1) * devices
+
+
+class ScheduleConfig(Part, frozen=True, kw_only=True):
+    """How long, and how the learning rate goes: up over `warmup`, then by its kind."""
+
+    steps: Count = 100
+    kind: Literal["constant", "cosine", "linear", "wsd"] = "cosine"
+    warmup: Amount = 0
+    decay: Amount = 0  # wsd: the last steps, over which the rate falls
+    final: Fraction = 0.1  # of the peak, at the last step
+
+    def __post_init__(self) -> None:
+        if self.warmup + self.decay > self.steps:
+            raise UserError(
+                f"schedule: {self.warmup} steps of warm-up and {self.decay} of decay do not fit in {self.steps}",
+                "make schedule.steps larger, or the other two smaller",
+            )
+        if self.kind == "wsd" and not self.decay:
+            raise UserError("schedule: wsd has no decay", "set schedule.decay to the number of last steps")
+
+
+class OptimizerConfig(Part, frozen=True, kw_only=True):
+    """AdamW or Adafactor; norms and biases are not decayed."""
+
+    kind: Literal["adamw", "adafactor"] = "adamw"
+    rate: Rate = 3e-4  # the peak
+    b1: Fraction = 0.9
+    b2: Fraction = 0.95
+    eps: Rate = 1e-8
+    decay: Rate = 0.1
+    clip: Rate = 1.0  # of the global norm of the gradient; 0: none
+    moments: Float = "float32"
+
+
+class PrecisionConfig(Part, frozen=True, kw_only=True):
+    """In which types numbers are kept and multiplied."""
+
+    compute: Float = "bfloat16"
+    weights: Float = "float32"  # the master copy
+    gradients: Float = "float32"  # where they are added up over microbatches
+
+
+class LossConfig(Part, frozen=True, kw_only=True):
+    """Cross-entropy, and what is added to it."""
+
+    z: Rate = 0.0  # times the mean square of log Z, keeps logits near zero
+    balance: Rate = 0.01  # times the balance loss of a mixture of experts
+    chunks: Amount = 0  # parts of a sequence whose logits are made one after the other; 0: as many as memory asks
+
+
+class MeshConfig(Part, frozen=True, kw_only=True):
+    """How devices are arranged; `*` takes what is left."""
+
+    shape: str = "fsdp=*"
+    tile: tuple[int, ...] | None = None
+
+
+class RematConfig(Part, frozen=True, kw_only=True):
+    """What the backward pass finds, and what it computes again (`remat.py` lists the policies)."""
+
+    policy: str = "full"
+    save: tuple[str, ...] = ()  # with policy custom
+    offload: tuple[str, ...] = ()
+
+
+class CompileConfig(Part, frozen=True, kw_only=True):
+    """Flags of the compiler, beside those that `flags.py` has for the chip."""
+
+    tuned: bool = True  # take those of flags.py
+    flags: tuple[str, ...] = ()  # more, or the same with other values
+    cache: str | None = None  # directory of compiled programs
+    unroll: bool = (
+        False  # write the layers out one after the other: a longer compilation, no copies in and out of a loop
+    )
+
+
+class CheckpointConfig(Part, frozen=True, kw_only=True):
+    """What is kept under `output`, and what leaves at the end."""
+
+    every: Amount = 0  # steps; 0: only at the end and when the run is asked to stop
+    keep: Count = 2
+    resume: bool = True
+    save: bool = True
+    export: bool = False  # write Hugging Face safetensors at the end
+    export_dtype: Float = "bfloat16"
+
+
+class LoggingConfig(Part, frozen=True, kw_only=True):
+    """What is said while it runs."""
+
+    every: Count = 1
+    warmup: Amount = 3  # first steps, left out of averages: they compile and fill queues
+    tensorboard: bool = True
+    profile_at: Amount = 0  # the step at which a profile starts; 0: none
+    profile_steps: Count = 3
+    convention: Literal["causal", "full", "full-2023"] = "causal"  # of counting FLOPs (model/flops.py)
+    bad_steps: Count = 3  # steps with a loss that is no number, one after the other, before the run gives up
+
+
+class EvaluationConfig(Part, frozen=True, kw_only=True):
+    """Loss on what `data.eval_fraction` holds out."""
+
+    every: Amount = 0  # steps; 0: never
+    batches: Count = 8
+
+
+class LoraConfig(Part, frozen=True, kw_only=True):
+    """Adapters beside frozen matrices: w + (alpha / rank) * a @ b."""
+
+    rank: Amount = 0  # 0: train all weights
+    alpha: Rate = 16.0
+    targets: tuple[str, ...] = ("q", "k", "v", "o")
+    base: Literal["bfloat16", "float32", "int8"] = "bfloat16"  # how the frozen weights are kept
+    merge: bool = True  # export the merged model; else the adapters alone
+
+
+class TrainConfig(Part, frozen=True, kw_only=True):
+    """One training run."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    batch: BatchConfig = BatchConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    loss: LossConfig = LossConfig()
+    mesh: MeshConfig = MeshConfig()
+    remat: RematConfig = RematConfig()
+    compile: CompileConfig = CompileConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    lora: LoraConfig = LoraConfig()
+    output: str = "out"  # directory of checkpoints, metrics and the exported model

@@ -1,0 +1,75 @@
+"""Flags of the TPU compiler and runtime for each generation, as data with their source (no jax).
+
+They must be in the environment before libtpu is loaded, so `__main__` calls `set_flags` before it imports jax. What the
+environment already says wins over `compile.flags` of the run, and that wins over this table.
+
+Sources: [a] MaxText `configs/largest_job/*.sh` at 5ebcd67fe, the published 16B-128B jobs on v5e; [b] MaxText
+`benchmarks/xla_flags_library.py` and its v5p, v6e and v4 scripts at e591f30cb; [c] seen in the programs that libtpu
+0.0.51 makes of Podway's step (docs/training.md, "Gradients").
+"""
+
+from collections.abc import Iterable, MutableMapping
+
+_DATA_PARALLEL = (
+    "--xla_tpu_enable_data_parallel_all_reduce_opt=true",  # [a]
+    "--xla_tpu_data_parallel_opt_different_sized_ops=true",  # [a]
+)
+_ASYNC_GATHER = (
+    "--xla_tpu_enable_async_collective_fusion=true",  # [a]
+    "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",  # [a]
+    "--xla_tpu_overlap_compute_collective_tc=true",  # [a]
+    "--xla_enable_async_all_gather=true",  # [a]
+)
+# On v5e alone: libtpu 0.0.51 refuses it elsewhere, for fear of wrong results [c].
+_FUSE_GATHER = "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true"  # [a]
+# The product that makes a gradient and the reduce-scatter of that gradient along a ring become one loop of asynchronous
+# permutes (a collective matmul), where a reduce-scatter of its own would be waited for.
+_GRADIENT_RINGS = (
+    "--xla_tpu_decompose_einsum_reduce_scatter=true",  # [c]
+    "--xla_tpu_prefer_einsum_reduce_scatter=true",  # [c]
+)
+FLAGS: dict[str, tuple[str, ...]] = {
+    "v4": ("--xla_enable_async_all_gather=true",),  # [b]
+    "v5e": (*_DATA_PARALLEL, *_ASYNC_GATHER, _FUSE_GATHER, *_GRADIENT_RINGS),
+    "v5p": (
+        *_DATA_PARALLEL,
+        *_ASYNC_GATHER,
+        *_GRADIENT_RINGS,
+        "--xla_tpu_megacore_fusion_allow_ags=false",  # [b]
+        "--xla_enable_async_collective_permute=true",  # [b]
+        "--xla_tpu_enable_ag_backward_pipelining=true",  # [b]
+    ),
+    "v6e": (
+        *_DATA_PARALLEL,
+        *_ASYNC_GATHER,
+        *_GRADIENT_RINGS,
+        "--xla_tpu_scoped_vmem_limit_kib=98304",  # [b] dense models
+    ),
+}
+# Of the runtime and not the compiler: environment variables of their own.
+VARIABLES: dict[str, dict[str, str]] = {"v4": {"TPU_MEGACORE": "MEGACORE_DENSE"}}  # [b]
+
+
+def flags_for(generation: str | None, more: Iterable[str] = (), *, tuned: bool = True) -> tuple[str, ...]:
+    """The flags of a generation, with `more` in place of those of the same name."""
+    chosen = {_name(flag): flag for flag in (FLAGS.get(generation or "", ()) if tuned else ())}
+    chosen |= {_name(flag): flag for flag in more}
+    return tuple(chosen.values())
+
+
+def set_flags(
+    environment: MutableMapping[str, str], generation: str | None, more: Iterable[str] = (), *, tuned: bool = True
+) -> tuple[str, ...]:
+    """Put the flags in the environment; the flags in force."""
+    said = environment.get("LIBTPU_INIT_ARGS", "").split()
+    chosen = flags_for(generation, (*more, *said), tuned=tuned) if generation else tuple(said)
+    if chosen:
+        environment["LIBTPU_INIT_ARGS"] = " ".join(chosen)
+    if tuned:
+        for name, value in VARIABLES.get(generation or "", {}).items():
+            environment.setdefault(name, value)
+    return chosen
+
+
+def _name(flag: str) -> str:
+    return flag.partition("=")[0]

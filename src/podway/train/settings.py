@@ -1,0 +1,126 @@
+"""Read a `TrainConfig` from a YAML file and `key=value` words, and print it back (no jax).
+
+1. The file becomes nodes that know their place (`task/yamlfile.py`); each word `a.b=value` becomes one more node, and
+   goes over what the file says.
+2. Every key is held against the records of `config.py`: an unknown one names the nearest.
+3. Values are converted by type, so that `1e-4` is a number wherever a number is asked for (YAML 1.1 takes it for text).
+"""
+
+import types
+from collections.abc import Sequence as Words
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+import msgspec
+
+from podway.errors import UserError
+from podway.task.fields import did_you_mean
+from podway.task.yamlfile import Mapping, Node, Scalar, Sequence, parse
+from podway.train.config import TrainConfig
+
+
+def read_config(file: str | None, words: Words[str] = ()) -> TrainConfig:
+    """The run that a file (or none) and `key=value` words describe."""
+    tree: dict[str, Any] = {}
+    if file is not None:
+        tree = _read_file(file)
+    for word in words:
+        _override(tree, word)
+    return _convert(tree, file or "the command line")
+
+
+def print_config(config: TrainConfig) -> str:
+    """One line for each setting, as it would be given on the command line."""
+    lines: list[str] = []
+    _flatten(msgspec.to_builtins(config), "", lines)
+    return "\n".join(lines)
+
+
+def _flatten(value: Any, path: str, lines: list[str]) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _flatten(inner, f"{path}.{key}" if path else key, lines)
+    else:
+        text = msgspec.json.encode(value).decode() if not isinstance(value, str) else value
+        lines.append(f"{path}={text}")
+
+
+def _read_file(file: str) -> dict[str, Any]:
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"cannot read {file}: {error.strerror or error}", "give the path of a training config"
+        ) from None
+    documents = parse(data, file)
+    if not documents:
+        return {}
+    if len(documents) > 1 or not isinstance(documents[0], Mapping):
+        raise UserError(f"{file} is not one mapping of settings", "write model:, data:, batch:, ... at the left margin")
+    checked = _plain(documents[0], TrainConfig, "", file)
+    assert isinstance(checked, dict)
+    return checked
+
+
+def _override(tree: dict[str, Any], word: str) -> None:
+    key, equals, text = word.partition("=")
+    if not equals or not key:
+        raise UserError(f"{word!r} is not a setting", "write key=value, such as schedule.steps=100")
+    documents = parse(text, key)
+    node: Node = documents[0] if documents else Scalar(line=1, column=1, text="null", kind="null")
+    *rooms, last = key.removeprefix("--").split(".")
+    kind: Any = TrainConfig
+    here = tree
+    for depth, room in enumerate(rooms):
+        kind = _inside(kind, room, ".".join(rooms[:depth]), "the command line")
+        here = here.setdefault(room, {})
+        if not isinstance(here, dict):
+            raise UserError(f"{key!r} goes into {room}, which is a single value", "see docs/training.md for the keys")
+    kind = _inside(kind, last, ".".join(rooms), "the command line")
+    value = _plain(node, kind, key, "the command line")
+    if isinstance(value, dict) and isinstance(here.get(last), dict):
+        here[last] = here[last] | value
+    else:
+        here[last] = value
+
+
+def _plain(node: Node, kind: Any, path: str, where: str) -> Any:
+    """Nodes to plain values, with every key checked against `kind`."""
+    if isinstance(node, Scalar):
+        return None if node.kind == "null" else node.text
+    if isinstance(node, Sequence):
+        return [_plain(item, None, path, where) for item in node.items]
+    assert isinstance(node, Mapping)
+    plain = {}
+    for key, entry in node.entries.items():
+        place = f"{where}:{entry.key.line}:{entry.key.column}" if where != "the command line" else where
+        inner = _inside(kind, key, path, place)
+        plain[key] = _plain(entry.value, inner, f"{path}.{key}" if path else key, where)
+    return plain
+
+
+def _inside(kind: Any, key: str, path: str, where: str) -> Any:
+    """The type of a key of a record; an unknown key is refused here."""
+    record = _record(kind)
+    if record is None:
+        raise UserError(f"{where}: {path or 'this'} has no keys of its own", "see docs/training.md for the keys")
+    fields = {field.name: field.type for field in msgspec.structs.fields(record)}
+    if key not in fields:
+        room = f"{path} has no" if path else "there is no"
+        raise UserError(f"{where}: {room} setting {key!r}", did_you_mean(key, fields))
+    return fields[key]
+
+
+def _record(kind: Any) -> Any:
+    """The Struct in a type, `X | None` included."""
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return next((o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)), None)
+
+
+def _convert(tree: dict[str, Any], where: str) -> TrainConfig:
+    try:
+        return msgspec.convert(tree, TrainConfig, strict=False)
+    except msgspec.ValidationError as error:
+        said, _, path = str(error).partition(" - at ")
+        key = path.strip("`").removeprefix("$").lstrip(".")
+        raise UserError(f"{where}: {key}: {said.replace('`', '')}", "see docs/training.md for what it may be") from None

@@ -1,0 +1,306 @@
+"""One training step: a pure function from (state, batch) to (state, what happened), compiled once and donated.
+
+1. Weights are cast to the compute dtype once, each device its own piece.
+2. `shard_map` over the batch axes (`sharding.py`); inside, a scan over microbatches adds up gradients. The loss of a
+   token is divided by the number of tokens of the whole step, so that microbatches and devices change nothing.
+3. The gradient's norm is clipped, the learning rate taken from the schedule, the optimizer applied.
+4. If the loss or the norm is no finite number, the weights and the optimizer's state stay as they were.
+
+With LoRA, `trained` holds the adapters and `frozen` the base; else `frozen` is empty. The gradient is that of `trained`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from msgspec.structs import replace
+
+from podway.model import decoder
+from podway.model.decoder import Compute, Tree
+from podway.model.layout import TRAIN_RULES, MeshShape, Rules
+from podway.model.mesh import named_sharding, spec
+from podway.model.params import params
+from podway.model.remat import Policy, remat_policy
+from podway.model.shape import ModelShape
+from podway.train import lora, sharding
+from podway.train.config import TrainConfig
+from podway.train.devices import device_memory
+from podway.train.loss import Head, choose_chunks, cross_entropy
+from podway.train.optimizer import Optimizer, global_norm, make_optimizer, rate_at
+from podway.train.remat import kept_tensors
+
+Batch = dict[str, jax.Array]  # inputs, targets, loss_mask (B, S); segment_ids and positions where rows are packed
+
+
+class State(NamedTuple):
+    """Everything that a checkpoint holds; `frozen` is left out of it."""
+
+    step: jax.Array
+    trained: Tree
+    moments: Any
+    frozen: Tree
+
+
+class Happened(NamedTuple):
+    """What one step tells."""
+
+    loss: jax.Array  # mean cross-entropy of a token
+    grad_norm: jax.Array  # before clipping
+    rate: jax.Array
+    tokens: jax.Array  # that counted in the loss
+    good: jax.Array  # False: the step was skipped
+    stop: jax.Array  # True: some host was asked to stop
+
+
+@dataclass(frozen=True)
+class Program:
+    """How to train one model on one mesh: everything that is fixed when the step is compiled."""
+
+    config: TrainConfig
+    shape: ModelShape
+    mesh: jax.sharding.Mesh
+    rules: Rules = TRAIN_RULES
+    interpret: bool = False
+
+    @property
+    def sizes(self) -> MeshShape:
+        return sharding.mesh_shape(self.mesh)
+
+    @property
+    def rings(self) -> tuple[int, ...]:
+        return sharding.rings_of(self.mesh)
+
+    @property
+    def compute(self) -> Compute:
+        kept = kept_tensors(self.config.remat)
+        cudnn = self.config.model.kernel == "cudnn" or (self.config.model.kernel is None and _on_gpu())
+        plain = Compute(
+            dtype=jnp.dtype(self.config.precision.compute),
+            rules=self.rules,
+            kernel=self.config.model.kernel,
+            interpret=self.interpret,
+            remat=None if kept is None else _policy(*kept, cudnn=cudnn),
+            project=lora.projection(self.config.lora) if self.config.lora.rank else decoder.contract,
+        )
+        return Compute(**{**plain.__dict__, "gather": sharding.gatherer(plain, self.sizes, self.rings)})
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return make_optimizer(self.config.optimizer, self._decays)
+
+    def _decays(self, tree: Tree) -> Tree:
+        """Matrices decay; norms and biases do not."""
+        plain = {param.name for param in params(self.shape) if "norm" in param.axes or "_bias" in param.name}
+        return sharding.unflat({name: name not in plain for name in sharding.flat(tree)}, tree)
+
+
+def make_step(program: Program) -> Callable[[State, Batch, jax.Array], tuple[State, Happened]]:
+    """The jitted step. Call it inside `jax.set_mesh(program.mesh)`; the state that goes in is used up."""
+    return jax.jit(partial(train_step, program), donate_argnums=0)
+
+
+def make_eval(program: Program) -> Callable[[State, Batch], tuple[jax.Array, jax.Array]]:
+    """(sum of the cross-entropy, number of tokens) of a batch, jitted."""
+
+    def run(state: State, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        total = batch["loss_mask"].astype(jnp.float32).sum()
+        on_device = _by_hand(program, state, batch, partial(_evaluate, program))
+        (entropy,) = on_device(_cast(program, state.trained), _cast(program, state.frozen), batch, jnp.ones(()))
+        return entropy, total
+
+    return jax.jit(run)
+
+
+def train_step(program: Program, state: State, batch: Batch, asked: jax.Array) -> tuple[State, Happened]:
+    """The step before it is compiled.
+
+    `asked` has one number for each device, above 0 where its host was asked to stop. Its maximum goes back to all hosts,
+    so that they stop after the same step.
+    """
+    config = program.config
+    tokens = batch["loss_mask"].astype(jnp.float32).sum()
+    each = 1 / jnp.maximum(tokens, 1)
+    on_device = _by_hand(program, state, batch, partial(_gradients, program))
+    entropy, gradients = on_device(_cast(program, state.trained), _cast(program, state.frozen), batch, each)
+
+    norm = global_norm(gradients)
+    loss = entropy * each
+    good = jnp.isfinite(norm) & jnp.isfinite(loss)
+    if config.optimizer.clip:
+        by = jnp.minimum(1.0, config.optimizer.clip / jnp.maximum(norm, 1e-12))
+        gradients = jax.tree.map(lambda g: g.astype(jnp.float32) * by, gradients)
+    rate = rate_at(state.step, config.schedule, config.optimizer.rate)
+    trained, moments = program.optimizer.update(gradients, state.moments, state.trained, rate)
+    trained, moments = jax.tree.map(
+        lambda new, old: jnp.where(good, new, old), (trained, moments), (state.trained, state.moments)
+    )
+    happened = Happened(loss, norm, rate, tokens, good, asked.max() > 0)
+    return State(state.step + 1, trained, moments, state.frozen), happened
+
+
+def _on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
+
+
+def _policy(save: tuple[str, ...], offload: tuple[str, ...], *, cudnn: bool) -> Policy:
+    """Keep the named tensors, and with `context` all that the backward pass of attention needs.
+
+    cuDNN's forward also returns the sums of its softmax, which carry no name: there the primitive itself is kept in
+    place of the name, or the whole of attention would be computed again for them.
+    """
+    if not (cudnn and "context" in save):
+        return remat_policy(save, offload)
+    named = remat_policy(tuple(name for name in save if name != "context"), offload)
+
+    def policy(primitive: Any, *values: Any, **parameters: Any) -> Any:
+        return primitive.name.startswith("dot_product_attention_fwd") or named(primitive, *values, **parameters)
+
+    return policy
+
+
+def _cast(program: Program, tree: Tree) -> Tree:
+    """Matrices in the compute dtype; norms and the scales of int8 weights stay as they are."""
+    wide = {param.name for param in params(program.shape) if param.axes[-1] == "norm"}
+    kind = jnp.dtype(program.config.precision.compute)
+
+    def one(name: str, leaf: jax.Array) -> jax.Array:
+        return leaf if name in wide or leaf.dtype == jnp.int8 or lora.is_scale(name) else leaf.astype(kind)
+
+    return sharding.unflat({name: one(name, leaf) for name, leaf in sharding.flat(tree).items()}, tree)
+
+
+def _by_hand(program: Program, state: State, batch: Batch, f: Callable[..., Any]) -> Callable[..., Any]:
+    """`f(trained, frozen, batch, each)` on every device of the batch axes; gradients come back where weights lie."""
+
+    def specs(tree: Tree) -> Tree:
+        leaves = {
+            name: sharding.manual_part(
+                sharding.stored_spec(name, leaf.shape, program.shape, program.sizes, program.rules)
+            )
+            for name, leaf in sharding.flat(tree).items()
+        }
+        return sharding.unflat(leaves, tree)
+
+    rows = {name: spec(sharding.MANUAL, None) for name in batch}
+    out: Any = (spec(), specs(state.trained)) if f.func is _gradients else (spec(),)  # type: ignore[attr-defined]
+    return sharding.on_each(f, program.sizes, (specs(state.trained), specs(state.frozen), rows, spec()), out)
+
+
+def _gradients(program: Program, trained: Tree, frozen: Tree, batch: Batch, each: jax.Array) -> tuple[jax.Array, Tree]:
+    """Sum of the cross-entropy over all devices, and the gradient of the loss where the weights lie."""
+    parts = program.config.batch.microbatches
+    if program.config.compile.unroll:
+        trained, frozen = _unstacked(trained), _unstacked(frozen)
+    derive = jax.value_and_grad(partial(_loss, program), has_aux=True)
+    if parts == 1:
+        (_, entropy), gradients = derive(trained, frozen, batch, each)
+    else:
+        kind = jnp.dtype(program.config.precision.gradients)
+        cut = {name: _microbatches(array, parts) for name, array in batch.items()}
+
+        def add(sums: tuple[jax.Array, Tree], part: Batch) -> tuple[tuple[jax.Array, Tree], None]:
+            (_, entropy), gradients = derive(trained, frozen, part, each)
+            return (sums[0] + entropy, jax.tree.map(lambda s, g: s + g.astype(kind), sums[1], gradients)), None
+
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, kind), trained)
+        (entropy, gradients), _ = lax.scan(add, (jnp.zeros((), jnp.float32), zeros), cut)
+    if program.config.compile.unroll:
+        gradients = _stacked(gradients)
+    specs = {
+        name: sharding.stored_spec(name, leaf.shape, program.shape, program.sizes, program.rules)
+        for name, leaf in sharding.flat(gradients).items()
+    }
+    return _summed(entropy, program), sharding.sum_gradients(gradients, specs, program.sizes)
+
+
+def _evaluate(program: Program, trained: Tree, frozen: Tree, batch: Batch, each: jax.Array) -> tuple[jax.Array]:
+    _, entropy = _loss(program, trained, frozen, batch, each)
+    return (_summed(entropy, program),)
+
+
+def _summed(x: jax.Array, program: Program) -> jax.Array:
+    over = tuple(axis for axis in sharding.MANUAL if program.sizes.size(axis) > 1)
+    return lax.psum(x, over) if over else x  # type: ignore[no-untyped-call]
+
+
+def _microbatches(x: jax.Array, parts: int) -> jax.Array:
+    """(B, ...) to (parts, B / parts, ...), every part with rows of all devices that split the batch."""
+    return jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)
+
+
+def _loss(program: Program, trained: Tree, frozen: Tree, batch: Batch, each: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(what is minimised, sum of the cross-entropy) of this device's sequences."""
+    shape, compute, mesh, config = program.shape, program.compute, program.sizes, program.config.loss
+    tree = lora.joined(trained, frozen)
+    tokens, segments = batch["inputs"], batch.get("segment_ids")
+    positions = batch.get("positions")
+    if positions is None:
+        positions = decoder.positions_in(segments, tokens.shape[1])
+    x = sharding.embed(tree["embed"], tokens, shape, compute, mesh)
+    x, balance = _layers(tree, x, positions, segments, shape, compute)
+    hidden = decoder.finish(tree, x, shape)
+
+    e = shape.embedding
+    name = "embed" if e.tied else "head"
+    param = next(p for p in params(shape) if p.name == name)
+    assert compute.gather is not None
+    memory = device_memory(program.mesh.devices.flat[0].device_kind)
+    chunks = choose_chunks(tokens.shape[0], tokens.shape[1], shape.vocab, memory, config.chunks)
+    head = Head(e.tied, e.logit_scale, e.logit_softcap, config.z, chunks)
+    weights = batch["loss_mask"].astype(jnp.float32)
+    total, entropy = cross_entropy(
+        hidden, compute.gather(param, tree[name]), batch["targets"], weights, head, program.rules
+    )
+    loss = total * each
+    if shape.experts is not None and config.balance:
+        loss = loss + config.balance * balance * weights.sum() * each  # each device weighs as its tokens
+    return loss, entropy
+
+
+def _layers(
+    tree: Tree, x: jax.Array, positions: jax.Array, segments: jax.Array | None, shape: ModelShape, compute: Compute
+) -> tuple[jax.Array, jax.Array]:
+    """Through all layers: by scan, or written out where the tree has a list of them."""
+    if isinstance(tree["layers"], dict):
+        attend = sharding.attention(shape, compute, segments)
+        x, _, balance = decoder.run_layers(tree, x, positions, shape, compute, attend, None)
+        return x, balance
+    balances = []
+    for layer, window in zip(tree["layers"], shape.layer_windows, strict=True):
+        alone = replace(shape, layers=1, attention=replace(shape.attention, windowed=(window is not None,)))
+        attend = sharding.attention(alone, compute, segments)
+        stack = {"layers": {name: array[None] for name, array in layer.items()}}
+        x, _, balance = decoder.run_layers(stack, x, positions, alone, compute, attend, None)
+        balances.append(balance)
+    return x, jnp.stack(balances).mean()
+
+
+def _unstacked(tree: Tree) -> Tree:
+    """The same weights with a list of layers in place of stacks over them."""
+    if "layers" not in tree:
+        return tree
+    stacks = tree["layers"]
+    count = len(next(iter(stacks.values())))
+    return {**tree, "layers": [{name: array[i] for name, array in stacks.items()} for i in range(count)]}
+
+
+def _stacked(tree: Tree) -> Tree:
+    """The reverse of `_unstacked`."""
+    if "layers" not in tree:
+        return tree
+    return {**tree, "layers": jax.tree.map(lambda *layers: jnp.stack(layers), *tree["layers"])}
+
+
+def abstract_batch(program: Program, size: int, length: int, packed: bool = False) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes and shardings of a batch, for compiling ahead of time."""
+    where = named_sharding(program.mesh, ("batch", "length"), (size, length), program.rules)
+    names = ("inputs", "targets", "loss_mask", *(("segment_ids", "positions") if packed else ()))
+    kinds = {"loss_mask": jnp.float32}
+    return {
+        name: jax.ShapeDtypeStruct((size, length), kinds.get(name, jnp.int32), sharding=where)  # type: ignore[no-untyped-call]
+        for name in names
+    }

@@ -1,0 +1,102 @@
+"""HBM of a step: the state is that of the real arrays, the rest follows the policy."""
+
+import pytest
+
+from podway.model.families import find_model, known_models
+from podway.model.layout import TRAIN_RULES, MeshShape, params_per_chip
+from podway.model.params import count, params
+from podway.plan.chips import device_of
+from podway.plan.memory import adapter_params, factored_params, held_params, misaligned, train_memory
+from podway.plan.training import MAXTEXT_2023, REMAT, Adapters, Training
+
+LIMIT = device_of("v6e").hbm_limit
+
+
+@pytest.mark.parametrize("name", known_models())
+def test_planned_parameters_are_those_of_the_layout(name: str) -> None:
+    shape = known_models()[name]
+    for fsdp in (1, 2, 3, 8, 24, 256):
+        for expert in (1, 2, 4):
+            for tensor in (1, 2, 8, 16):
+                mesh = MeshShape(fsdp=fsdp, expert=expert, tensor=tensor)
+                assert held_params(shape, fsdp, expert, tensor) == params_per_chip(shape, mesh, TRAIN_RULES)
+
+
+@pytest.mark.parametrize(("model", "tensor", "per_chip"), [("64b", 1, 4), ("128b", 16, 2)])
+def test_twice_the_batch_of_the_large_jobs_does_not_fit(model: str, tensor: int, per_chip: int) -> None:
+    """The compiler says so too."""
+    mesh = MeshShape(fsdp=256 // tensor, tensor=tensor)
+    memory = train_memory(find_model(model), mesh, Training(seq=2048, batch=256 * per_chip), device_of("v5e").hbm_limit)
+    assert not memory.fits
+    assert memory.excess.startswith("OOM by ")
+
+
+def test_remat_policies_keep_less_and_less() -> None:
+    shape, mesh = find_model("llama3.1-8b"), MeshShape(fsdp=16)
+    saved = [train_memory(shape, mesh, Training(seq=8192, batch=16, remat=r), LIMIT).saved for r in REMAT]
+    assert saved == sorted(saved, reverse=True) and len(set(saved)) == len(saved)
+    layer_inputs = 32 * 8192 * 4096 * 2
+    assert saved[-1] == layer_inputs
+
+
+def test_named_tensors_may_be_joined() -> None:
+    shape, mesh = find_model("llama3.1-8b"), MeshShape(fsdp=16)
+    joined = train_memory(shape, mesh, Training(seq=8192, batch=16, remat="qkv+context"), LIMIT).saved
+    assert joined == 32 * 8192 * 2 * (4096 + (32 + 8 + 8 + 32) * 128)
+
+
+def test_state_by_optimizer() -> None:
+    shape, mesh = find_model("llama3.1-8b"), MeshShape(fsdp=16)
+    held = held_params(shape, 16, 1, 1)
+    adamw = train_memory(shape, mesh, Training(seq=128, batch=16), LIMIT)
+    # float32 weights and their bfloat16 copy, two moments, bfloat16 gradients
+    assert (adamw.weights, adamw.optimizer, adamw.gradients) == (6 * held, 8 * held, 2 * held)
+    small = train_memory(shape, mesh, Training(seq=128, batch=16, moments="bfloat16", params="bfloat16"), LIMIT)
+    assert (small.weights, small.optimizer) == (2 * held, 4 * held)
+    factored = train_memory(shape, mesh, Training(seq=128, batch=16, optimizer="adafactor"), LIMIT)
+    assert 0 < factored.optimizer < 0.02 * adamw.optimizer
+    summed = train_memory(shape, mesh, Training(seq=128, batch=32, microbatches=2), LIMIT)
+    assert summed.gradients == 6 * held  # the float32 sum beside the part that is added
+
+
+def test_maxtext_keeps_no_copy_and_float32_gradients() -> None:
+    shape, mesh = find_model("32b"), MeshShape(fsdp=256)
+    held = held_params(shape, 256, 1, 1)
+    memory = train_memory(shape, mesh, Training(seq=2048, batch=256, program=MAXTEXT_2023), LIMIT)
+    assert memory.weights + memory.optimizer + memory.gradients == 16 * held
+
+
+def test_adafactor_keeps_a_row_and_a_column_of_each_matrix() -> None:
+    shape = find_model("tiny-llama3")
+    matrices = [p for p in params(shape) if sorted(p.dims)[-2:-1] >= [128]]
+    assert not matrices  # nothing is as wide as 128 in two dimensions, so all of it is kept
+    assert factored_params(shape, 1, 1, 1) == count(shape)
+    assert factored_params(find_model("llama3.1-8b"), 1, 1, 1) < 0.01 * count(find_model("llama3.1-8b"))
+
+
+def test_lora_freezes_the_base() -> None:
+    shape, mesh = find_model("llama3.1-8b"), MeshShape(fsdp=8)
+    wide = Training(seq=128, batch=8, adapters=Adapters(rank=16))
+    narrow = Training(seq=128, batch=8, adapters=Adapters(rank=16, base="int8"))
+    thin = adapter_params(shape, Adapters(rank=16))
+    held = held_params(shape, 8, 1, 1)
+    bf16, int8 = (train_memory(shape, mesh, t, LIMIT) for t in (wide, narrow))
+    assert bf16.weights == 2 * held + 6 * thin
+    ends = 2 * 128_256 * 4096 / 8 + 65 * 4096  # embeddings and norms stay bfloat16; norms are on every device
+    assert int8.weights == held + ends + 6 * thin
+    assert bf16.gradients == 2 * thin and bf16.optimizer == 8 * thin
+    # q, o: 4096 + 4096; k, v: 4096 + 1024; whole on every device
+    assert thin == 16 * 32 * (2 * 8192 + 2 * 5120)
+
+
+def test_only_one_of_logits_and_temp_counts() -> None:
+    shape, mesh = find_model("llama3.1-8b"), MeshShape(fsdp=16)
+    memory = train_memory(shape, mesh, Training(seq=8192, batch=16), LIMIT)
+    kept = memory.weights + memory.optimizer + memory.gradients + memory.saved
+    assert memory.total == kept + max(memory.logits, memory.temp)
+
+
+def test_shards_of_20_rows_are_misaligned_and_of_40_are_not() -> None:
+    assert misaligned(find_model("16b"), MeshShape(fsdp=256))
+    assert not misaligned(find_model("32b"), MeshShape(fsdp=256))
+    assert not misaligned(find_model("16b"), MeshShape(fsdp=1))

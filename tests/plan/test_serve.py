@@ -1,0 +1,134 @@
+"""Serving: what fits, how fast, how many."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podway.catalog.slices import all_slices, find_slice, slices_of
+from podway.errors import UserError
+from podway.model.families import find_model
+from podway.plan.serve import (
+    Load,
+    Precision,
+    ServePlan,
+    cached_share,
+    evaluate_serve,
+    kv_bytes_per_token,
+    search_serve,
+    step_of,
+    weights_per_device,
+)
+
+LLAMA8, LLAMA70 = find_model("llama3.1-8b"), find_model("llama3.1-70b")
+V6E8 = find_slice("v6e-8")
+LOAD = Load(prompt=1000, output=250, rate=4.0)
+
+
+def planned(rate: float, **others: float) -> ServePlan:
+    plan = evaluate_serve(LLAMA70, V6E8, 8, Load(prompt=1000, output=250, rate=rate, **others), Precision())
+    assert isinstance(plan, ServePlan), plan
+    return plan
+
+
+def test_bytes_are_those_of_the_arithmetic() -> None:
+    assert kv_bytes_per_token(LLAMA8, 1, "bfloat16") == 128 * 1024  # facts: 128 KiB a token
+    assert kv_bytes_per_token(LLAMA8, 8, "int8") == 8 * 1024
+    assert kv_bytes_per_token(LLAMA70, 16, "bfloat16") == 80 * 2 * 128 * 2  # 8 heads repeated over 16 chips: one each
+    assert weights_per_device(LLAMA8, 1, "bfloat16") == pytest.approx(16.06e9, rel=0.001)
+
+
+def test_int8_is_for_the_matrices_of_layers() -> None:
+    half = weights_per_device(LLAMA8, 1, "bfloat16") - weights_per_device(LLAMA8, 1, "int8")
+    assert half == pytest.approx(6.98e9, rel=0.001)  # all but the embeddings
+    mixture = find_model("mixtral-8x7b")
+    saved = weights_per_device(mixture, 1, "bfloat16") - weights_per_device(mixture, 1, "int8")
+    assert saved < 0.05 * weights_per_device(mixture, 1, "bfloat16")  # experts stay as they are
+
+
+def test_budget_is_that_of_the_engine() -> None:
+    from podway.model.layout import MeshShape
+    from podway.plan.serve import HBM_FOR_SERVING, scratch_per_device
+    from podway.serve.build import Options, budget
+
+    for shape, tensor in ((LLAMA8, 1), (LLAMA8, 8), (LLAMA70, 8), (find_model("qwen3-30b-a3b"), 4)):
+        for stored, option in (("bfloat16", "none"), ("int8", "int8")):
+            limit = 31 * 2**30
+            options = Options(quantize=option, backend="tpu", dtype="bfloat16", max_len=8192)
+            engine, _ = budget(shape, options, MeshShape(tensor=tensor), limit)
+            weights = weights_per_device(shape, tensor, stored)
+            room = limit * HBM_FOR_SERVING - weights - scratch_per_device(shape, tensor)
+            assert weights == pytest.approx(engine.weights, rel=0.001)
+            assert room / kv_bytes_per_token(shape, tensor, "bfloat16") == pytest.approx(engine.kv_tokens, rel=0.01)
+
+
+def test_windowed_layers_forget() -> None:
+    assert cached_share(LLAMA8, 8192) == 1.0
+    gemma = find_model("gemma3-27b")
+    assert cached_share(gemma, 1024) == 1.0
+    assert cached_share(gemma, 32_768) < 0.25
+
+
+def test_a_decode_step_reads_the_weights_and_the_cache() -> None:
+    alone = step_of(LLAMA8, find_slice("v6e-1"), 1, Load(prompt=1024, output=2, rate=1), Precision(), 1)
+    assert alone == pytest.approx(7.5e9 * 2 / (1.638e12 * 0.87), rel=0.02)  # embeddings are looked up, not read
+    many = step_of(LLAMA8, find_slice("v6e-1"), 1, Load(prompt=1024, output=2, rate=1), Precision(), 64)
+    assert many - alone == pytest.approx(63 * 1025 * 128 * 1024 / (1.638e12 * 0.87), rel=0.02)
+
+
+def test_more_requests_need_more_replicas_and_wait_longer() -> None:
+    few, some, many = planned(0.5), planned(4), planned(40)
+    assert few.replicas == some.replicas == 1 < many.replicas
+    assert few.batch < some.batch and few.tpot < some.tpot
+    assert few.dollars_per_million is not None and many.dollars_per_million is not None
+    assert many.dollars_per_million < few.dollars_per_million
+
+
+def test_a_promise_that_cannot_be_kept_is_a_reason() -> None:
+    late = evaluate_serve(LLAMA70, V6E8, 8, Load(prompt=1000, output=250, rate=4, ttft=0.01), Precision())
+    assert isinstance(late, str) and late.startswith("TTFT of ")
+    slow = evaluate_serve(LLAMA70, V6E8, 8, Load(prompt=1000, output=250, rate=4, tpot=0.001), Precision())
+    assert isinstance(slow, str) and slow.startswith("TPOT of ")
+
+
+def test_what_does_not_fit_is_a_reason() -> None:
+    assert "weights" in str(evaluate_serve(LLAMA70, V6E8, 2, LOAD, Precision()))
+    long = Load(prompt=120_000, output=1000, rate=1)
+    full = evaluate_serve(LLAMA8, find_slice("v5e-1"), 1, long, Precision(weights="int8"))
+    assert "KV cache of one request" in str(full)
+
+
+def test_search_ranks_by_cost_and_explains_the_rest() -> None:
+    plans, rejected = search_serve(LLAMA70, LOAD, all_slices(), Precision())
+    priced = [plan.dollars_per_hour for plan in plans if plan.dollars_per_hour is not None]
+    assert priced == sorted(priced) and plans[-1].dollars_per_hour is None
+    assert ("v5litepod-1", "OOM") in {(name, reason[:3]) for name, reason in rejected}
+    small, _ = search_serve(LLAMA8, LOAD, slices_of("v5e"), Precision(weights="int8", kv="int8"))
+    assert small[0].slice.accelerator_type == "v5litepod-1"
+
+
+@pytest.mark.parametrize("wrong", [{"prompt": 0}, {"output": 0}, {"rate": 0.0}, {"ttft": -1.0}])
+def test_impossible_loads(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError):
+        Load(**({"prompt": 10, "output": 10, "rate": 1.0} | wrong))  # type: ignore[arg-type]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    model=st.sampled_from(["llama3.2-1b", "llama3.1-70b", "mixtral-8x7b", "gemma3-4b", "qwen3-30b-a3b"]),
+    slice=st.sampled_from([s.accelerator_type for s in all_slices() if s.chips <= 64][::3]),
+    prompt=st.integers(1, 20_000),
+    output=st.integers(1, 5_000),
+    rate=st.floats(0.001, 500),
+    weights=st.sampled_from(["bfloat16", "int8"]),
+)
+def test_any_load_gets_a_plan_or_a_reason(
+    model: str, slice: str, prompt: int, output: int, rate: float, weights: str
+) -> None:
+    load, precision = Load(prompt=prompt, output=output, rate=rate), Precision(weights=weights)
+    plans, rejected = search_serve(find_model(model), load, [find_slice(slice)], precision)
+    for plan in plans:
+        assert plan.tpot >= plan.tpot_limit > 0 and plan.ttft > 0
+        assert plan.replicas * plan.capacity >= rate
+        assert plan.kv_tokens >= 1 and plan.weights_bytes < plan.hbm_limit
+        assert plan.slices * plan.per_slice >= plan.replicas
+    assert plans or rejected

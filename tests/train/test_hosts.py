@@ -1,0 +1,62 @@
+"""Four processes of four devices train the losses of one process with one device, through `python -m podway.train`."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.train.running import EXACT, environment, journal, train
+
+WORDS = (
+    *EXACT, "batch.sequences=16", "batch.length=32", "schedule.steps=3", "schedule.kind=constant",
+    "checkpoint.save=false", "logging.tensorboard=false",
+)  # fmt: skip
+HOSTS = 4
+
+
+def gang(folder: Path, *words: str) -> list[subprocess.CompletedProcess[str]]:
+    """One process for each host, found as on a simulated slice."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(HOSTS):
+        found = {
+            "PODWAY_NUM_HOSTS": str(HOSTS),
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "OMPI_MCA_orte_hnp_uri": f"1.0;tcp://127.0.0.1:{port}",
+            "OMPI_COMM_WORLD_SIZE": str(HOSTS),
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        }
+        command = [sys.executable, "-m", "podway.train", *words, f"output={folder}"]
+        processes.append(
+            subprocess.Popen(
+                command, env=environment(4, **found), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    ended = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=300)
+            ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return ended
+
+
+@pytest.mark.timeout(400)
+def test_four_hosts_train_as_one(tmp_path: Path) -> None:
+    alone = train(*WORDS, f"output={tmp_path / 'one'}")
+    assert alone.returncode == 0, alone.stderr[-2000:]
+    losses = [row["loss"] for row in journal(tmp_path / "one")]
+    # Pairs of hosts hold the same rows here, so the feed must bring both the same ones.
+    ended = gang(tmp_path / "four", *WORDS, "mesh.shape=fsdp=2,context=2,tensor=4")
+    assert [one.returncode for one in ended] == [0] * HOSTS, ended[0].stderr[-2000:]
+    assert [row["loss"] for row in journal(tmp_path / "four")] == pytest.approx(losses, rel=2e-5)
+    assert all("***** train metrics *****" in one.stdout for one in ended)
+    assert sum("completed step: 0" in one.stdout for one in ended) == 1  # one host tells the steps

@@ -1,0 +1,86 @@
+"""Lines, averages and last words."""
+
+import pytest
+
+from podway.catalog.generations import GENERATIONS
+from podway.model.families import find_model
+from podway.model.flops import flops_per_token
+from podway.train.devices import device_memory, peak_flops
+from podway.train.flags import FLAGS, flags_for, set_flags
+from podway.train.metrics import Meter, clock
+
+SHAPE = find_model("llama3.2-1b")
+
+
+def meter(**changes: object) -> Meter:
+    settings = {"batch": 8, "length": 4096, "devices": 4, "peak": 1e15, "warmup": 2, "convention": "causal"} | changes
+    return Meter(SHAPE, **settings)  # type: ignore[arg-type]
+
+
+def tell(one: Meter, step: int, seconds: float, loss: float = 2.0, good: bool = True) -> object:
+    return one.report(step, seconds, loss=loss, grad_norm=0.5, rate=1e-4, good=good)
+
+
+def test_the_line_of_a_step() -> None:
+    report = meter().report(7, 2.0, loss=3.25, grad_norm=0.5, rate=3e-4, good=True)
+    flops = flops_per_token(SHAPE, 4096) * 8 * 4096
+    assert report.tokens_per_second == 8 * 4096 / 2 / 4
+    assert report.mfu == pytest.approx(flops / 2 / 4 / 1e15)
+    assert report.line().startswith(
+        f"completed step: 7, seconds: 2.000, TFLOP/s/device: {flops / 8 / 1e12:.3f}, "
+        "Tokens/s/device: 4096.000, loss: 3.250, MFU: "
+    )
+
+
+def test_no_peak_no_mfu() -> None:
+    report = meter(peak=None).report(0, 1.0, loss=1, grad_norm=1, rate=1, good=False)
+    assert report.mfu is None and "MFU" not in report.line() and "SKIPPED" in report.line()
+
+
+def test_warm_up_is_left_out_of_averages() -> None:
+    one = meter()
+    for step, seconds in enumerate((60.0, 0.1, 2.0, 2.0)):
+        tell(one, step, seconds, loss=step)
+    rows = dict(line.split(" = ") for line in one.block(epoch=1.25).splitlines()[1:])
+    said = {key.strip(): value.strip() for key, value in rows.items()}
+    assert said["train_steps_per_second"] == "0.500"
+    assert said["train_samples_per_second"] == "4.000"
+    assert said["train_samples"] == "32" and said["epoch"] == "1.25" and said["train_loss"] == "1.5000"
+    assert said["total_flos"] == f"{int(flops_per_token(SHAPE, 4096) * 8 * 4096 * 4) >> 30}GF"
+
+
+def test_the_block_is_aligned() -> None:
+    one = meter()
+    tell(one, 0, 1.0)
+    lines = one.block(0.0).splitlines()
+    assert lines[0] == "***** train metrics *****"
+    assert len({line.index("=") for line in lines[1:]}) == 1 and len({len(line) for line in lines[1:]}) == 1
+
+
+def test_the_clock() -> None:
+    assert clock(672.77) == "0:11:12.77"
+    assert clock(59.999) == "0:01:00.00"
+    assert clock(3600 * 25 + 1.5) == "25:00:01.50"
+
+
+def test_peaks_are_those_of_a_device() -> None:
+    assert peak_flops("TPU v5 lite") == GENERATIONS["v5e"].peak_bf16
+    assert peak_flops("TPU v3") == GENERATIONS["v3"].peak_bf16 / 2
+    assert peak_flops("NVIDIA H200") == 989e12
+    assert peak_flops("cpu") is None and device_memory("cpu") is None
+    assert device_memory("TPU v5 lite") == 16 * 2**30 and device_memory("TPU7x") == 96 * 2**30
+
+
+def test_flags_of_a_chip_and_who_wins() -> None:
+    assert set(FLAGS) <= set(GENERATIONS)
+    environment = {"LIBTPU_INIT_ARGS": "--xla_enable_async_all_gather=false"}
+    chosen = set_flags(environment, "v5e", ["--mine=1", "--xla_tpu_overlap_compute_collective_tc=false"])
+    assert "--xla_enable_async_all_gather=false" in chosen and "--xla_enable_async_all_gather=true" not in chosen
+    assert "--xla_tpu_overlap_compute_collective_tc=false" in chosen and "--mine=1" in chosen
+    assert environment["LIBTPU_INIT_ARGS"].split() == list(chosen)
+    assert flags_for("v5e", tuned=False) == ()
+
+
+def test_no_chip_no_flags() -> None:
+    environment: dict[str, str] = {}
+    assert set_flags(environment, None, ["--mine=1"]) == () and not environment
