@@ -1,0 +1,179 @@
+"""From a model and what a person asks for to an engine: sizes, memory and programs (before anything is allocated).
+
+1. `Options` is what can be asked for; `limits_for` turns it into the sizes of the programs.
+2. `budget` counts bytes on one device: weights, cache, state of the slots, and scratch of the programs. Without `--pages`
+   the cache takes what the rest leaves of `memory_fraction` of the device.
+3. `build` lays the weights out for serving and makes the engine.
+"""
+
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+
+from podway.errors import UserError
+from podway.model.attention import Kernel
+from podway.model.decoder import Compute, Tree
+from podway.model.layout import SERVE_RULES, MeshShape, bytes_per_chip
+from podway.model.shape import ModelShape
+from podway.serve import cache as pages
+from podway.serve.batcher import Limits
+from podway.serve.cache import Backend, KvDtype, Plan
+from podway.serve.engine import Engine
+from podway.serve.programs import cache_heads
+from podway.serve.quantized import quantizable, quantize, quantized_compute
+
+GIB = 1 << 30
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person may choose; None: by the machine and the model."""
+
+    max_len: int | None = None
+    max_seqs: int | None = None
+    page: int | None = None
+    pages: int | None = None
+    prompt_tokens: int | None = None  # of prompts in one step at most
+    decode_steps: int = 8
+    dtype: str | None = None
+    quantize: str = "none"  # none or int8
+    kv: KvDtype = "auto"
+    memory_fraction: float = 0.9
+    backend: Backend | None = None
+    interpret: bool = False
+    unroll: bool | None = None  # layers written out instead of scanned
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on one device."""
+
+    device: int  # 0: unknown
+    weights: int
+    cache: int
+    slots: int
+    kv_tokens: int  # that the cache holds
+
+    def line(self, quantize: str, kv: str) -> str:
+        """For people."""
+        parts = f"weights {self.weights / GIB:.2f} GiB ({quantize}), cache {self.cache / GIB:.2f} GiB ({kv}), "
+        parts += f"slots {self.slots / GIB:.2f} GiB"
+        of = f" of {self.device / GIB:.1f} GiB" if self.device else ""
+        return f"memory on each device{of}: {parts}; the cache holds {self.kv_tokens:,} tokens"
+
+
+def limits_for(shape: ModelShape, options: Options, backend: Backend, page_count: int) -> Limits:
+    """The sizes of the programs."""
+    small = backend == "reference"
+    shared = shape.heads // shape.kv_heads
+    max_len = options.max_len or min(shape.max_position, 2048 if small else 8192)
+    if max_len > shape.max_position:
+        raise UserError(
+            f"--max-len {max_len} is more than the {shape.max_position} positions of the model", "lower --max-len"
+        )
+    slots = options.max_seqs or (16 if small else 256)
+    # NVIDIA: the tile of a block is 128 rows of the matrix units; TPU: as many queries as the kernel takes at once.
+    block = 16 if small else 128 if backend == "tpu" else max(16, min(128, 128 // shared))
+    most = options.prompt_tokens or (256 if small else 2048)
+    if slots < 1 or max_len < 2 or most < block:
+        raise UserError(
+            f"max_seqs {slots}, max_len {max_len} and {most} prompt tokens are too few",
+            f"ask for at least one sequence, 2 tokens, and {block} prompt tokens in a step",
+        )
+    blocks = tuple(sorted({max(1, most // block // part) for part in (8, 2, 1)}))
+    rows = tuple(sorted({min(slots, size) for size in (1, 8, 32, 64, 128, 256)} | {slots}))
+    page = options.page or (16 if small else 64)
+    return Limits(
+        slots=slots, max_len=max_len, page=page, pages=page_count, block=block, blocks=blocks, rows=rows,
+        steps=options.decode_steps,
+    )  # fmt: skip
+
+
+def compute_dtype(options: Options) -> Any:
+    """bfloat16 on accelerators, float32 on CPUs, or what was asked for."""
+    name = options.dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    if name not in ("float32", "bfloat16", "float16"):
+        raise UserError(f"unknown dtype {name!r}", "use bfloat16, float16 or float32")
+    return jnp.dtype(name)
+
+
+def budget(shape: ModelShape, options: Options, mesh: MeshShape, device_bytes: int) -> tuple[Budget, int]:
+    """What goes where on one device, and how many pages the cache gets."""
+    backend = options.backend or pages.default_backend()
+    limits = limits_for(shape, options, backend, 2)
+    dtype = compute_dtype(options)
+    weights = bytes_per_chip(shape, mesh, SERVE_RULES, dtype.itemsize)
+    if options.quantize == "int8":
+        shrunk = sum(prod(p.dims) for p in quantizable(shape)) // mesh.tensor
+        weights -= shrunk * (dtype.itemsize - 1)
+    slots = (limits.slots + 1) * (4 * shape.vocab // mesh.tensor + 4 * limits.max_len + 4096)
+    # Logits of all rows and a step's activations, in float32, a few copies of each: found enough on the CPU and the H200.
+    tokens = limits.slots + limits.blocks[-1] * limits.block
+    widest = max(shape.d_ff, shape.heads * shape.d_head, shape.d_model)
+    scratch = 4 * limits.slots * shape.vocab * 3 // mesh.tensor + tokens * widest * 4 * 6
+    plan = plan_for(shape, options, mesh, limits)
+    page_bytes = pages.token_bytes(plan) * limits.page // (mesh.tensor if plan.heads % mesh.tensor == 0 else 1)
+    every = limits.slots * limits.table_width + 1
+    if options.pages:
+        count = options.pages
+    elif device_bytes:
+        left = int(device_bytes * options.memory_fraction) - weights - slots - scratch
+        count = min(every, left // page_bytes)
+    else:
+        count = min(every, max(2, 2 * GIB // page_bytes))
+    if count < limits.table_width:
+        raise UserError(
+            f"{weights / GIB:.1f} GiB of weights leave no room for one request of {limits.max_len} tokens",
+            "lower --max-len or --max-seqs, use --quantize int8, or more devices with --tp",
+        )
+    shown = Budget(
+        device=device_bytes, weights=weights, cache=count * page_bytes, slots=slots,
+        kv_tokens=(count - 1) * limits.page,
+    )  # fmt: skip
+    return shown, count
+
+
+def plan_for(shape: ModelShape, options: Options, mesh: MeshShape, limits: Limits) -> Plan:
+    """The layout of the cache."""
+    backend = options.backend or pages.default_backend()
+    dtype = pages.stored_dtype(options.kv, compute_dtype(options), backend)
+    heads = cache_heads(shape, mesh.tensor)
+    return Plan(backend, shape.layers, limits.pages, limits.page, heads, shape.d_head, dtype, options.interpret)
+
+
+def device_bytes() -> int:
+    """Memory of one device; 0 where it does not say (CPU)."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return int(stats.get("bytes_limit", 0))
+
+
+def build(
+    shape: ModelShape, tree: Tree, options: Options, page_count: int, mesh: jax.sharding.Mesh | None = None
+) -> Engine:
+    """The engine, with nothing compiled yet."""
+    backend = options.backend or pages.default_backend()
+    limits = limits_for(shape, options, backend, page_count)
+    sizes = MeshShape(tensor=mesh.shape["tensor"]) if mesh is not None else MeshShape()
+    kernel: Kernel = "reference"  # of whole sequences: never called here
+    compute = Compute(dtype=compute_dtype(options), rules=SERVE_RULES, kernel=kernel)
+    if options.quantize == "int8":
+        tree, compute = quantize(tree, shape), quantized_compute(compute)
+    elif options.quantize != "none":
+        raise UserError(f"unknown quantization {options.quantize!r}", "use none or int8")
+    unroll = options.unroll if options.unroll is not None else backend == "nvidia"
+    if unroll:
+        tree = unstack(tree, shape.layers)
+    return Engine(shape, tree, limits, compute=compute, plan=plan_for(shape, options, sizes, limits), mesh=mesh)
+
+
+def unstack(tree: Tree, layers: int) -> Tree:
+    """The layers as a list, one array at a time: a second copy of all weights would not fit."""
+    stacked = dict(tree["layers"])
+    single: list[dict[str, jax.Array]] = [{} for _ in range(layers)]
+    for name in list(stacked):
+        array = stacked.pop(name)
+        for number in range(layers):
+            single[number][name] = array[number]
+        array.delete()
+    return {**tree, "layers": single}

@@ -1,0 +1,233 @@
+"""The one loop that drives the engine, in a thread of its own.
+
+    take what was asked -> plan a step -> begin it -> read the step before it -> give out its tokens
+
+One step is always under way while the next one is planned, so the device does not wait for Python. The loop sleeps only when
+nothing runs. What it gives out goes through `Listener.hear`, which must be quick: the server hands it to its event loop.
+
+A request that follows a grammar is different: its next token cannot be chosen before the last one is known, so steps with
+such rows wait for their results (the batcher sees to that).
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from podway.errors import UserError
+from podway.serve.asked import Sampling
+from podway.serve.batcher import Batcher, Emitted, Request
+from podway.serve.engine import Engine, Flight
+from podway.serve.grammar import Guide
+from podway.serve.metrics import Metrics
+
+DEPTH = 1  # steps under way beside the one that is being planned
+
+
+class TokenScore(msgspec.Struct, frozen=True):
+    """How likely a token was, and the most likely ones in its place."""
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]]
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """News of a request: new tokens, scores of its prompt, its end, or what went wrong."""
+
+    tokens: list[int] = []
+    scores: list[TokenScore] | None = None
+    prompt_scores: list[TokenScore] | None = None
+    cached: int = 0
+    finish: str | None = None
+    error: UserError | None = None
+
+
+class Listener(Protocol):
+    """Who asked. `sampling` is read by the engine."""
+
+    sampling: Sampling
+    guide: Guide | None
+
+    def hear(self, news: Heard) -> None:
+        """Called from the loop's thread."""
+
+
+class EngineLoop:
+    """Owns the engine and the batcher; everything else talks to it through `submit` and `cancel`."""
+
+    def __init__(self, engine: Engine, metrics: Metrics, max_queue: int = 1024) -> None:
+        self.engine = engine
+        self.metrics = metrics
+        self.batcher = Batcher(engine.limits)
+        self.max_queue = max_queue
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._under_way: deque[Flight] = deque()
+        self._arrived: dict[int, float] = {}
+        self._scored: dict[int, list[TokenScore]] = {}
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; whoever still waits hears of it."""
+        self._asked.put(None)
+        self._thread.join(timeout=30)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Refused at once: what can never run, and what finds the queue full."""
+        if self.failure is not None:
+            raise UserError("the engine has stopped", "restart the server; its log says why", status=500)
+        with self._lock:
+            if self._waiting >= self.max_queue:
+                raise UserError(f"{self._waiting} requests are waiting already", "ask again in a moment", status=429)
+            self._waiting += 1
+        self.metrics.waiting.set(self._waiting)
+        arrived = time.monotonic()
+        self._asked.put(lambda: self._enter(request, arrived))
+
+    def cancel(self, request: Request) -> None:
+        """End a request; nothing more is heard of it."""
+        self._asked.put(lambda: self._leave(request))
+
+    # --- inside the thread
+
+    def _enter(self, request: Request, arrived: float) -> None:
+        try:
+            self.batcher.submit(request)
+        except UserError as error:
+            self._left_queue()
+            _listener(request).hear(Heard(finish="error", error=error))
+            return
+        self._arrived[request.number] = arrived
+
+    def _leave(self, request: Request) -> None:
+        if request.finish is None and request.number >= 0:
+            if not request.preemptions and request in self.batcher.queue:
+                self._left_queue()
+            self.batcher.cancel(request)
+            self._forget(request)
+            self.metrics.finished.inc(reason="cancelled")
+
+    def _run(self) -> None:
+        try:
+            while self._take_asked():
+                self._turn()
+        except BaseException as error:
+            self.failure = error
+            for request in [*self.batcher.running, *self.batcher.queue]:
+                _listener(request).hear(
+                    Heard(
+                        finish="error",
+                        error=UserError(f"the engine failed: {error}", "see the server's log", status=500),
+                    )
+                )
+            raise
+
+    def _take_asked(self) -> bool:
+        """Do what was asked; sleep if there is nothing else to do. False: the end."""
+        idle = self.batcher.idle and not self._under_way
+        while True:
+            try:
+                asked = self._asked.get(block=idle)
+            except queue.Empty:
+                return True
+            if asked is None:
+                return False
+            asked()
+            idle = False
+
+    def _turn(self) -> None:
+        step = self.batcher.plan()
+        if step is not None:
+            for request in step.seats:
+                if not request.preemptions:
+                    self._left_queue()
+                    self.metrics.queue_seconds.observe(time.monotonic() - self._arrived[request.number])
+            masks = {
+                index: guide.allowed()
+                for index, row in enumerate(step.rows)
+                if (guide := _listener(row.request).guide) is not None
+            }
+            self._under_way.append(self.engine.dispatch(step, masks))
+            self.metrics.steps.inc(kind="mixed" if step.pieces else "decode")
+            self.metrics.prompt_tokens.inc(sum(piece.count for piece in step.pieces))
+        if self._under_way and (step is None or len(self._under_way) > DEPTH):
+            self._read(self._under_way.popleft())
+        self._count()
+
+    def _read(self, flight: Flight) -> None:
+        tokens = flight.tokens()
+        self._read_prompt_scores(flight)
+        now = time.monotonic()
+        for emitted in self.batcher.absorb(flight.step, tokens):
+            request = emitted.request
+            listener = _listener(request)
+            if listener.guide is not None:
+                listener.guide.advance(emitted.tokens)
+            first = len(request.tokens) - len(emitted.tokens) == request.prompt_len
+            if first and emitted.tokens:
+                self.metrics.first_token_seconds.observe(now - self._arrived[request.number])
+            self.metrics.answer_tokens.inc(len(emitted.tokens))
+            scores = _scores(flight, emitted) if listener.sampling.logprobs else None
+            prompt = self._scored.pop(request.number, None) if first else None
+            listener.hear(Heard(emitted.tokens, scores, prompt, request.cached, emitted.finish))
+            if emitted.finish is not None:
+                self.metrics.request_seconds.observe(now - self._arrived[request.number])
+                self.metrics.finished.inc(reason=emitted.finish)
+                self._forget(request)
+
+    def _read_prompt_scores(self, flight: Flight) -> None:
+        if not any(piece.request.scores_prompt for piece in flight.step.pieces):
+            return
+        for piece, (logprobs, ids, tops) in zip(flight.step.pieces, flight.prompt_scores(), strict=True):
+            request = piece.request
+            if not request.scores_prompt or request.finish is not None:
+                continue
+            known = self._scored.setdefault(request.number, [TokenScore(request.tokens[0], None, [])])
+            del known[piece.start + 1 :]  # a preempted request computes its prompt again
+            for offset in range(min(piece.count, request.prompt_len - 1 - piece.start)):
+                token = request.tokens[piece.start + offset + 1]
+                known.append(TokenScore(token, float(logprobs[offset]), _pairs(ids[offset], tops[offset])))
+
+    def _forget(self, request: Request) -> None:
+        self._arrived.pop(request.number, None)
+        self._scored.pop(request.number, None)
+
+    def _left_queue(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+        self.metrics.waiting.set(self._waiting)
+
+    def _count(self) -> None:
+        m, batcher = self.metrics, self.batcher
+        m.running.set(len(batcher.running))
+        m.pages_held.set(batcher.pool.held)
+        m.pages_free.set(batcher.pool.free)
+        m.preemptions.set(batcher.preemptions)
+
+
+def _listener(request: Request) -> Listener:
+    return request.owner  # type: ignore[return-value]
+
+
+def _pairs(ids: Any, tops: Any) -> list[tuple[int, float]]:
+    return [(int(i), float(t)) for i, t in zip(np.asarray(ids), np.asarray(tops), strict=True) if i >= 0]
+
+
+def _scores(flight: Flight, emitted: Emitted) -> list[TokenScore]:
+    logprob, ids, tops = flight.logprobs()
+    row = emitted.row
+    return [
+        TokenScore(token, float(logprob[k, row]), _pairs(ids[k, row], tops[k, row]))
+        for k, token in enumerate(emitted.tokens)
+    ]

@@ -1,0 +1,67 @@
+"""The command line of the server, shared by `podway serve` and `python -m podway.serve` (no jax)."""
+
+import argparse
+from pathlib import Path
+
+from podway.errors import UserError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options; `podway serve` hands its arguments on as they are."""
+    made = argparse.ArgumentParser(
+        prog="podway serve", description="Serve a model with an OpenAI-compatible API.", allow_abbrev=False
+    )
+    add = made.add_argument
+    add("model", metavar="MODEL", help="a folder with config.json and safetensors, or a known name with --random")
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
+    add("--name", help="what clients call the model (default: the folder's name)")
+    add("--api-key-file", type=Path, help="a file with an API key on each line; without it everyone may ask")
+    add("--tp", type=int, default=1, help="devices that the model is split over (default: 1)")
+    add("--max-len", type=int, help="tokens of prompt and answer together")
+    add("--max-seqs", type=int, help="requests that run at once")
+    add("--max-queue", type=int, default=1024, help="requests that may wait; more are refused with 429 (default: 1024)")
+    add("--page", type=int, help="tokens in a page of the cache")
+    add("--pages", type=int, help="pages of the cache (default: what the memory holds)")
+    add("--prompt-tokens", type=int, help="tokens of prompts in one step")
+    add("--decode-steps", type=int, default=8, help="tokens of a request in one dispatch (default: 8)")
+    add("--dtype", help="bfloat16, float16 or float32 (default: bfloat16; float32 on a CPU)")
+    add("--quantize", default="none", choices=["none", "int8"], help="weights (default: none)")
+    add(
+        "--kv", default="auto", choices=["auto", "int8", "fp8"], help="keys and values (default: as the model computes)"
+    )
+    add("--memory-fraction", type=float, default=0.9, help="of a device's memory (default: 0.9)")
+    add("--compile-cache", type=Path, help="where compiled programs are kept (default: ~/.cache/podway/compiled)")
+    add("--random", action="store_true", help="random weights, to try it out or to measure")
+    return made
+
+
+def check(asked: argparse.Namespace) -> None:
+    """What argparse cannot say in words."""
+    if not asked.random and not Path(asked.model).is_dir():
+        raise UserError(
+            f"{asked.model} is no folder",
+            "give a folder with config.json and safetensors, or add --random to a known name",
+        )
+    for name in ("tp", "max_queue", "decode_steps"):
+        if getattr(asked, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(asked, name)}", "it must be at least 1")
+    if not 0 <= asked.port < 65536:
+        raise UserError(f"--port is {asked.port}", "a port lies between 0 and 65535")
+    if not 0.05 <= asked.memory_fraction <= 0.99:
+        raise UserError(f"--memory-fraction is {asked.memory_fraction}", "it must lie between 0.05 and 0.99")
+
+
+def api_keys(path: Path | None, environment: str | None) -> list[str]:
+    """The keys of a file and of PODWAY_API_KEY."""
+    keys = [environment.strip()] if environment and environment.strip() else []
+    if path is None:
+        return keys
+    try:
+        found = [line.strip() for line in path.read_text().splitlines()]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}", "check --api-key-file") from None
+    keys += [line for line in found if line and not line.startswith("#")]
+    if not keys:
+        raise UserError(f"{path} holds no key", "write one key on each line")
+    return keys

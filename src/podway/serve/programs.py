@@ -1,0 +1,254 @@
+"""The programs of the engine: pure functions from one state of the device to the next.
+
+Letters: Z slots + 1 (the last is a dummy for padding), R rows, N blocks, Q queries in a block, T tokens of a step,
+D d_model, V vocabulary, S positions, P pages in a table, U words of 32 bits over the vocabulary.
+
+  seat    fills slots with requests (their tokens so far and their knobs)
+  mixed   one step with prompts: T = R + N * Q tokens, first the rows' last tokens, then the blocks of prompts. Rows get a
+          token; so do prompts that end here
+  decode  up to `Limits.steps` steps of R rows in one dispatch; ends when all rows have
+
+Both steps run the same forward pass and choose tokens alike; they differ in which tokens go in.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from podway.model import decoder
+from podway.model.attention import pattern_of
+from podway.model.decoder import Compute, Layer, Tree
+from podway.model.layout import SERVE_RULES, kv_repeats
+from podway.model.mesh import constrain, context_spec, per_chip
+from podway.model.shape import ModelShape
+from podway.serve import cache as pages
+from podway.serve.batcher import Limits
+from podway.serve.cache import Cache, Plan
+from podway.serve.knobs import Seats
+from podway.serve.sampling import PROMPT, Knobs, Sampled, no_knobs, nothing_sampled, report, sample
+
+
+class State(NamedTuple):
+    """Everything that changes on the device."""
+
+    cache: Cache
+    tokens_ZS: jax.Array  # prompt and answer
+    length_Z: jax.Array
+    done_Z: jax.Array
+    counts_ZV: jax.Array  # see sampling.PROMPT
+    knobs: Knobs
+
+
+class Scores(NamedTuple):
+    """How likely each token of the prompts in a step made the one after it, and what else was."""
+
+    logprob_NQ: jax.Array
+    top_ids_NQJ: jax.Array
+    top_logprobs_NQJ: jax.Array
+
+
+def cache_heads(shape: ModelShape, tensor: int) -> int:
+    """Key/value heads in the cache: each chip of a tensor group has those of its own queries."""
+    return shape.kv_heads * kv_repeats(shape.heads, shape.kv_heads, tensor)
+
+
+def empty_state(shape: ModelShape, limits: Limits, plan: Plan) -> State:
+    """Nobody in any slot."""
+    slots = limits.slots + 1
+    return State(
+        cache=jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), pages.abstract(plan)),
+        tokens_ZS=jnp.zeros((slots, limits.max_len + 1), jnp.int32),
+        length_Z=jnp.ones(slots, jnp.int32),
+        done_Z=jnp.ones(slots, jnp.bool_),
+        counts_ZV=jnp.zeros((slots, shape.vocab), jnp.int32),
+        knobs=no_knobs(slots),
+    )
+
+
+def seat(state: State, seats: Seats) -> State:
+    """Requests into their slots. Unused seats name the dummy slot."""
+    places = jnp.arange(seats.tokens.shape[1])[None, :]
+    present = places < seats.length[:, None]
+    asked = places < seats.knobs.prompt_len[:, None]
+    vocabulary = state.counts_ZV.shape[1]
+    ids = jnp.where(present, seats.tokens, vocabulary)
+    rows = jnp.arange(ids.shape[0])[:, None]
+    none = jnp.zeros((ids.shape[0], vocabulary), jnp.int32)
+    prompt = none.at[rows, jnp.where(asked, ids, vocabulary)].max(PROMPT, mode="drop")
+    answer = none.at[rows, jnp.where(asked, vocabulary, ids)].add(1, mode="drop")
+    return State(
+        cache=state.cache,
+        tokens_ZS=state.tokens_ZS.at[seats.slot].set(seats.tokens),
+        length_Z=state.length_Z.at[seats.slot].set(seats.length),
+        done_Z=state.done_Z.at[seats.slot].set(seats.slot == state.done_Z.shape[0] - 1),
+        counts_ZV=state.counts_ZV.at[seats.slot].set(prompt + answer),
+        knobs=Knobs(*(old.at[seats.slot].set(new) for old, new in zip(state.knobs, seats.knobs, strict=True))),
+    )
+
+
+def mixed(
+    shape: ModelShape,
+    limits: Limits,
+    plan: Plan,
+    compute: Compute,
+    tree: Tree,
+    state: State,
+    rows: jax.Array,
+    blocks: jax.Array,
+    table_ZP: jax.Array,
+    mask_RU: jax.Array,
+    scoring: jax.Array,
+) -> tuple[State, Sampled, Scores]:
+    """One token for each row, and the prompts' blocks."""
+    slot_R, index_R, own_R = rows
+    slot_N, start_N, count_N = blocks
+    knobs = jax.tree.map(lambda a: a[slot_R], state.knobs)
+    live_R = ~state.done_Z[slot_R] & (state.length_Z[slot_R] < knobs.limit)
+    at_R = state.length_Z[slot_R] - 1
+    within = jnp.arange(limits.block)
+    at_NQ = start_N[:, None] + within
+    real_NQ = within[None, :] < count_N[:, None]
+    at_NQ = jnp.where(real_NQ, at_NQ, 0)
+    slot_T = jnp.concatenate([slot_R, jnp.repeat(slot_N, limits.block)])
+    at_T = jnp.concatenate([at_R, at_NQ.reshape(-1)])
+    real_T = jnp.concatenate([live_R & (own_R > 0), real_NQ.reshape(-1)])
+    sections = [(table_ZP[slot_R], at_R, 1), (table_ZP[slot_N], start_N, limits.block)]
+    hidden_TD, cache = _forward(shape, plan, compute, tree, state, slot_T, at_T, real_T, table_ZP, sections)
+    logits_RV = decoder.logits(tree, hidden_TD[index_R], shape, compute)
+    state, sampled = _choose(state._replace(cache=cache), knobs, slot_R, live_R, logits_RV, mask_RU)
+    following_NQ = state.tokens_ZS[slot_N[:, None], jnp.where(real_NQ, at_NQ + 1, 0)]
+    scores = _score(tree, hidden_TD[slot_R.shape[0] :], following_NQ, shape, compute, scoring)
+    return state, jax.tree.map(lambda x: x[None], sampled), scores
+
+
+def decode(
+    shape: ModelShape,
+    limits: Limits,
+    plan: Plan,
+    compute: Compute,
+    tree: Tree,
+    state: State,
+    rows: jax.Array,
+    table_ZP: jax.Array,
+    mask_RU: jax.Array,
+    steps: jax.Array,
+) -> tuple[State, Sampled, None]:
+    """`steps` tokens for each row, or fewer where it ends (-1 from there on)."""
+    slot_R = rows[0]
+    tables_RP = table_ZP[slot_R]
+    knobs: Knobs = jax.tree.map(lambda a: a[slot_R], state.knobs)
+
+    def live(state: State) -> jax.Array:
+        open_R: jax.Array = ~state.done_Z[slot_R] & (state.length_Z[slot_R] < knobs.limit)
+        return open_R
+
+    def goes_on(loop: tuple[jax.Array, State, Sampled]) -> jax.Array:
+        number, state, _ = loop
+        return (number < steps) & live(state).any()
+
+    def turn(loop: tuple[jax.Array, State, Sampled]) -> tuple[jax.Array, State, Sampled]:
+        number, state, out = loop
+        live_R, at_R = live(state), state.length_Z[slot_R] - 1
+        section = [(tables_RP, at_R, 1)]
+        hidden_RD, cache = _forward(shape, plan, compute, tree, state, slot_R, at_R, live_R, table_ZP, section)
+        logits_RV = decoder.logits(tree, hidden_RD, shape, compute)
+        state, sampled = _choose(state._replace(cache=cache), knobs, slot_R, live_R, logits_RV, mask_RU)
+        return number + 1, state, jax.tree.map(lambda all, one: all.at[number].set(one), out, sampled)
+
+    out = jax.tree.map(lambda a: jnp.broadcast_to(a, (limits.steps, *a.shape)), nothing_sampled(slot_R.shape[0]))
+    _, state, out = jax.lax.while_loop(goes_on, turn, (jnp.int32(0), state, out))
+    return state, out, None
+
+
+def _forward(
+    shape: ModelShape,
+    plan: Plan,
+    compute: Compute,
+    tree: Tree,
+    state: State,
+    slot_T: jax.Array,
+    at_T: jax.Array,
+    real_T: jax.Array,
+    table_ZP: jax.Array,
+    sections: list[tuple[jax.Array, jax.Array, int]],
+) -> tuple[jax.Array, Cache]:
+    """The tokens at these positions of these slots through all layers: (T, D) and the cache with their keys and values.
+
+    `sections` cuts the tokens into blocks of equal size for attention: (tables, first positions, queries a block)."""
+    page_T = table_ZP[slot_T, at_T // plan.page]
+    cells_T = jnp.where(real_T, page_T * plan.page + at_T % plan.page, -1)
+    pattern = pattern_of(shape, shape.attention.window)
+    sizes = [queries for _, _, queries in sections]
+    where = (cells_T, [(tables, start) for tables, start, _ in sections])
+
+    def on_chip(
+        cache: Cache, layer: Layer, where: Any, q: jax.Array, k: jax.Array, v: jax.Array
+    ) -> tuple[jax.Array, Cache]:
+        cells, blocks = where
+        local = plan._replace(heads=k.shape[1])
+        cache = pages.write(local, cache, layer.number, k, v, cells)
+        out, begin = [], 0
+        for (tables, start), queries in zip(blocks, sizes, strict=True):
+            size = tables.shape[0] * queries
+            block = q[begin : begin + size].reshape(-1, queries, *q.shape[1:])
+            seen = pages.attend(local, cache, layer.number, block, tables, start, pattern, layer.windowed)
+            out.append(seen.reshape(size, *q.shape[1:]))
+            begin += size
+        return jnp.concatenate(out), cache
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: Layer, cache: Cache) -> tuple[jax.Array, Cache]:
+        repeats = plan.heads // shape.kv_heads
+        if repeats > 1:
+            k, v = (jnp.repeat(x, repeats, axis=2) for x in (k, v))
+        head = context_spec((None, "heads", None), q.shape[1:], compute.rules)
+        kv = context_spec((None, "kv_heads", None), k.shape[1:], compute.rules)
+        split: Any = pages.by_head(plan, cache, lambda axes, leaf: context_spec(axes, leaf.shape, compute.rules))
+        whole: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+        run = per_chip(on_chip, in_specs=(split, whole, whole, head, kv, kv), out_specs=(head, split))
+        out, cache = run(cache, layer, where, q[0], k[0], v[0])
+        return out[None], cache
+
+    tokens_T = state.tokens_ZS[slot_T, at_T]
+    x = decoder.embed(tree, tokens_T[None], shape, compute)
+    x, cache, _ = decoder.run_layers(tree, x, at_T[None], shape, compute, attend, state.cache)
+    return decoder.finish(tree, x, shape)[0], cache
+
+
+def _choose(
+    state: State, knobs: Knobs, slot_R: jax.Array, live_R: jax.Array, logits_RV: jax.Array, mask_RU: jax.Array
+) -> tuple[State, Sampled]:
+    """The rows' next tokens, into their slots; -1 for rows that have ended."""
+    logits_RV = constrain(logits_RV, (None, "vocab"), SERVE_RULES)
+    length_R = state.length_Z[slot_R]
+    sampled = sample(logits_RV, knobs, state.counts_ZV, slot_R, length_R, mask_RU)
+    token = jnp.where(live_R, sampled.token, -1)
+    answered = length_R + 1 - knobs.prompt_len
+    stops = (token[:, None] == knobs.stop_ids_ZA).any(axis=1) & (answered >= knobs.min_tokens) & live_R
+    dummy = state.done_Z.shape[0] - 1
+    slot = jnp.where(live_R, slot_R, dummy)
+    state = state._replace(
+        tokens_ZS=state.tokens_ZS.at[slot, jnp.where(live_R, length_R, 0)].set(token),
+        length_Z=state.length_Z.at[slot_R].add(live_R.astype(jnp.int32)),
+        done_Z=state.done_Z.at[slot].set(stops | ~live_R),
+        counts_ZV=state.counts_ZV.at[slot, jnp.where(live_R, token, state.counts_ZV.shape[1])].add(1, mode="drop"),
+    )
+    return state, sampled._replace(token=token)
+
+
+def _score(
+    tree: Tree, hidden: jax.Array, following_NQ: jax.Array, shape: ModelShape, compute: Compute, wanted: jax.Array
+) -> Scores:
+    """Log probabilities of the tokens that follow, block by block: all logits at once would fill the memory."""
+    N, Q = following_NQ.shape
+
+    def one(block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return report(decoder.logits(tree, block[0], shape, compute), block[1])
+
+    def compute_all() -> tuple[jax.Array, ...]:
+        return jax.lax.map(one, (hidden.reshape(N, Q, -1), following_NQ))  # type: ignore[no-any-return]
+
+    like = jax.eval_shape(compute_all)
+    scores = jax.lax.cond(wanted, compute_all, lambda: tuple(jnp.zeros(a.shape, a.dtype) for a in like))
+    return Scores(*scores)

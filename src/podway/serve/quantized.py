@@ -1,0 +1,59 @@
+"""int8 weights: each matrix of a layer with one scale for every output channel.
+
+`quantize` replaces the stacked matrices of the layers that the decoder multiplies through `Compute.project` (attention and
+dense MLP) by int8, and puts their scales beside them as `<name>_scale`. A product is then (x @ int8) * scale: the matrix is
+read at half the bytes of bfloat16. Embedding, head, norms, biases, routers and experts stay as they are.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podway.model.decoder import Compute, Tree, Weights, default_gather
+from podway.model.params import Param, params
+from podway.model.shape import ModelShape
+
+
+def quantizable(shape: ModelShape) -> list[Param]:
+    """The parameters that `quantize` changes."""
+    return [p for p in params(shape) if p.name.startswith("layers/") and p.inputs and _projected(p.name)]
+
+
+def _projected(name: str) -> bool:
+    return "router" not in name and "experts_" not in name
+
+
+def quantize(tree: Tree, shape: ModelShape) -> Tree:
+    """The tree with int8 matrices and their scales; each old matrix is let go when its new one is made."""
+    layers = dict(tree["layers"])
+
+    for param in quantizable(shape):
+        name = param.name.removeprefix("layers/")
+        inputs = tuple(range(1, 1 + param.inputs))
+
+        def shrink(w: jax.Array, inputs: tuple[int, ...] = inputs) -> tuple[jax.Array, jax.Array]:
+            wide = w.astype(jnp.float32)
+            scale = jnp.maximum(jnp.abs(wide).max(axis=inputs, keepdims=True), 1e-8) / 127
+            return jnp.round(wide / scale).astype(jnp.int8), jnp.squeeze(scale, inputs)
+
+        layers[name], layers[f"{name}_scale"] = jax.jit(shrink)(layers.pop(name))
+    return {**tree, "layers": layers}
+
+
+def quantized_compute(compute: Compute) -> Compute:
+    """The same, for a tree that went through `quantize`."""
+    inner = default_gather(compute)
+
+    def gather(param: Param, array: jax.Array) -> jax.Array:
+        return array if array.dtype == jnp.int8 else inner(param, array)
+
+    def project(name: str, x: jax.Array, weights: Weights, inputs: int) -> jax.Array:
+        matrix = weights[name]
+        if matrix.dtype != jnp.int8:
+            return jnp.tensordot(x, matrix, axes=inputs)
+        out = jnp.tensordot(x, matrix.astype(x.dtype), axes=inputs)
+        return (out * weights[f"{name}_scale"]).astype(x.dtype)
+
+    changes: dict[str, Any] = {"gather": gather, "project": project}
+    return Compute(**{**{f: getattr(compute, f) for f in compute.__dataclass_fields__}, **changes})

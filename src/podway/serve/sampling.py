@@ -1,0 +1,211 @@
+"""From logits to the next token of every row, on the device: one program, whatever each request asks for.
+
+Letters: R rows, V vocabulary, Z slots, A stop ids, C biases, J the most alternatives that are reported.
+
+Each slot has its own knobs. In order:
+  repetition, presence and frequency penalties; logit bias; stop ids are barred until `min_tokens`; the grammar's mask
+  -> temperature 0: the most likely token
+  -> else divide by temperature; keep the top k; of those the fewest that reach top p; drop what is below min p of the
+     best; draw by adding Gumbel noise.
+
+The noise is a function of the request's seed and of the position in its sequence, so an answer does not depend on what
+else is in the batch, and a request that was preempted goes on as it would have. Thresholds of top k and top p are found by
+bisection over the bits of the numbers: exact, without sorting the vocabulary. A batch of which nobody asks more than the
+most likely token skips everything else.
+
+Reported log probabilities are those of the model: before temperature, penalties and masks.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podway.serve.asked import BIASES, MOST_ALTERNATIVES, STOP_IDS
+
+PROMPT = 1 << 24  # in `counts`: the token is in the prompt; below it, how often it is in the answer
+
+
+class Knobs(NamedTuple):
+    """What each slot asks for; the first dimension is the slot."""
+
+    temperature: jax.Array
+    top_k: jax.Array  # 0: all
+    top_p: jax.Array
+    min_p: jax.Array
+    presence: jax.Array
+    frequency: jax.Array
+    repetition: jax.Array
+    seed: jax.Array  # uint32
+    prompt_len: jax.Array
+    limit: jax.Array
+    min_tokens: jax.Array
+    reports: jax.Array  # bool: log probabilities are wanted
+    stop_ids_ZA: jax.Array  # -1: none
+    bias_ids_ZC: jax.Array  # -1: none
+    bias_ZC: jax.Array
+
+
+class Sampled(NamedTuple):
+    """The tokens of the rows and, for those that asked, how likely they and their alternatives were."""
+
+    token: jax.Array
+    logprob: jax.Array
+    top_ids_RJ: jax.Array
+    top_logprobs_RJ: jax.Array
+
+
+def no_knobs(slots: int) -> Knobs:
+    """Greedy, and already at its limit: what an empty slot has."""
+
+    def full(value: Any, dtype: Any, *more: int) -> jax.Array:
+        return jnp.full((slots, *more), value, dtype)
+
+    f, i = jnp.float32, jnp.int32
+    return Knobs(
+        temperature=full(0, f), top_k=full(0, i), top_p=full(1, f), min_p=full(0, f), presence=full(0, f),
+        frequency=full(0, f), repetition=full(1, f), seed=full(0, jnp.uint32), prompt_len=full(0, i), limit=full(0, i),
+        min_tokens=full(0, i), reports=full(False, jnp.bool_), stop_ids_ZA=full(-1, i, STOP_IDS),
+        bias_ids_ZC=full(-1, i, BIASES), bias_ZC=full(0, f, BIASES),
+    )  # fmt: skip
+
+
+def sample(
+    logits_RV: jax.Array,
+    knobs: Knobs,
+    counts_ZV: jax.Array,
+    slots_R: jax.Array,
+    length_R: jax.Array,
+    mask_RU: jax.Array,
+) -> Sampled:
+    """The next token of each row. `knobs` are of the rows; `length` says how many tokens each has so far; the mask has a
+    bit for each token, lowest first, and all ones where there is no grammar."""
+    vocabulary = logits_RV.shape[1]
+    young = length_R - knobs.prompt_len < knobs.min_tokens
+    changed = (
+        (knobs.presence != 0) | (knobs.frequency != 0) | (knobs.repetition != 1) | young
+        | (knobs.bias_ids_ZC[:, 0] >= 0)
+    )  # fmt: skip
+    masked = (mask_RU != jnp.uint32(0xFFFFFFFF)).any()
+    plain = ~(changed.any() | masked | (knobs.temperature > 0).any() | knobs.reports.any())
+
+    def simple() -> Sampled:
+        none = nothing_sampled(logits_RV.shape[0])
+        return none._replace(token=jnp.argmax(logits_RV, axis=-1).astype(jnp.int32))
+
+    def full() -> Sampled:
+        def change() -> jax.Array:
+            penalised = _penalise(logits_RV, knobs, counts_ZV[slots_R])
+            return _bar(_bias(penalised, knobs), knobs, young)
+
+        adjusted = jax.lax.cond(changed.any(), change, lambda: logits_RV)
+        adjusted = jax.lax.cond(
+            masked, lambda: jnp.where(_unpack(mask_RU, vocabulary), adjusted, -jnp.inf), lambda: adjusted
+        )
+        best = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
+        drawn = jax.lax.cond((knobs.temperature > 0).any(), lambda: _draw(adjusted, knobs, length_R), lambda: best)
+        token = jnp.where(knobs.temperature > 0, drawn, best)
+        reported = jax.lax.cond(
+            knobs.reports.any(),
+            lambda: report(logits_RV, token),
+            lambda: tuple(nothing_sampled(token.shape[0])[1:]),
+        )
+        return Sampled(token, *reported)
+
+    sampled: Sampled = jax.lax.cond(plain, simple, full)
+    return sampled
+
+
+def nothing_sampled(rows: int) -> Sampled:
+    """No token, and nothing known of it."""
+    alternatives = (rows, MOST_ALTERNATIVES)
+    return Sampled(
+        jnp.full(rows, -1, jnp.int32), jnp.zeros(rows), jnp.full(alternatives, -1, jnp.int32), jnp.zeros(alternatives)
+    )
+
+
+def report(logits_RV: jax.Array, token_R: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Log probability of the tokens, and the most likely alternatives with theirs (padded with -1)."""
+    logprobs_RV = jax.nn.log_softmax(logits_RV, axis=-1)
+    chosen = jnp.take_along_axis(logprobs_RV, token_R[:, None], axis=-1)[:, 0]
+    most = min(MOST_ALTERNATIVES, logits_RV.shape[1])
+    top, ids = jax.lax.top_k(logprobs_RV, most)
+    pad = ((0, 0), (0, MOST_ALTERNATIVES - most))
+    return chosen, jnp.pad(ids.astype(jnp.int32), pad, constant_values=-1), jnp.pad(top, pad)
+
+
+def _penalise(logits_RV: jax.Array, knobs: Knobs, counts_RV: jax.Array) -> jax.Array:
+    used = counts_RV % PROMPT
+    repetition = knobs.repetition[:, None]
+    tamed = jnp.where(logits_RV > 0, logits_RV / repetition, logits_RV * repetition)
+    logits_RV = jnp.where(counts_RV > 0, tamed, logits_RV)
+    return logits_RV - knobs.frequency[:, None] * used - knobs.presence[:, None] * (used > 0)
+
+
+def _bias(logits_RV: jax.Array, knobs: Knobs) -> jax.Array:
+    rows = jnp.arange(logits_RV.shape[0])[:, None]
+    ids = jnp.where(knobs.bias_ids_ZC >= 0, knobs.bias_ids_ZC, logits_RV.shape[1])
+    return logits_RV.at[rows, ids].add(knobs.bias_ZC, mode="drop")
+
+
+def _bar(logits_RV: jax.Array, knobs: Knobs, young_R: jax.Array) -> jax.Array:
+    rows = jnp.arange(logits_RV.shape[0])[:, None]
+    barred = young_R[:, None] & (knobs.stop_ids_ZA >= 0)
+    return logits_RV.at[rows, jnp.where(barred, knobs.stop_ids_ZA, logits_RV.shape[1])].set(-jnp.inf, mode="drop")
+
+
+def _unpack(mask_RU: jax.Array, vocabulary: int) -> jax.Array:
+    bits = (mask_RU[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(mask_RU.shape[0], -1)[:, :vocabulary].astype(bool)
+
+
+def _draw(logits_RV: jax.Array, knobs: Knobs, length_R: jax.Array) -> jax.Array:
+    warm = jnp.where(knobs.temperature > 0, knobs.temperature, 1.0)
+    scaled = logits_RV / warm[:, None]
+    cut = ((knobs.top_k > 0) | (knobs.top_p < 1) | (knobs.min_p > 0)).any()
+    kept = jax.lax.cond(cut, lambda: _cut(scaled, knobs), lambda: scaled)
+
+    def noise(seed: jax.Array, position: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
+        return jax.random.gumbel(key, (logits_RV.shape[1],), jnp.float32)
+
+    return jnp.argmax(kept + jax.vmap(noise)(knobs.seed, length_R), axis=-1).astype(jnp.int32)
+
+
+def _cut(scaled_RV: jax.Array, knobs: Knobs) -> jax.Array:
+    """-inf for what top k, top p or min p leaves out."""
+    order_RV = _sortable(scaled_RV)
+    wanted = jnp.where(knobs.top_k > 0, knobs.top_k, scaled_RV.shape[1])
+
+    def enough(threshold: jax.Array) -> jax.Array:
+        return (order_RV >= threshold[:, None]).sum(axis=-1) >= wanted
+
+    kept = jnp.where(order_RV >= _largest(enough, wanted.shape[0])[:, None], scaled_RV, -jnp.inf)
+    chances = jax.nn.softmax(kept, axis=-1)
+    # A sum of many small numbers may stay just below 1: top_p = 1 must keep all of them.
+    share = jnp.where(knobs.top_p < 1, knobs.top_p, 0.0)
+
+    def reached(threshold: jax.Array) -> jax.Array:
+        return jnp.where(order_RV >= threshold[:, None], chances, 0).sum(axis=-1) >= share
+
+    threshold = jnp.where(knobs.top_p < 1, _largest(reached, wanted.shape[0]), 0)
+    kept = jnp.where(order_RV >= threshold[:, None], kept, -jnp.inf)
+    floor = chances.max(axis=-1) * knobs.min_p
+    return jnp.where(chances >= floor[:, None], kept, -jnp.inf)
+
+
+def _sortable(x: jax.Array) -> jax.Array:
+    """uint32 in the order of the floats."""
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _largest(holds: Any, rows: int) -> jax.Array:
+    """The largest uint32 of each row for which `holds`, which is true of 0 and false above some number."""
+
+    def bit(index: jax.Array, found: jax.Array) -> jax.Array:
+        tried = found | (jnp.uint32(1) << (31 - index).astype(jnp.uint32))
+        return jnp.where(holds(tried), tried, found)
+
+    found: jax.Array = jax.lax.fori_loop(0, 32, bit, jnp.zeros(rows, jnp.uint32))
+    return found

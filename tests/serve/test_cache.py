@@ -1,0 +1,134 @@
+"""Attention over pages: the reference against plain attention, and the kernels against the reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ragged_paged_attention
+
+from podway.errors import UserError
+from podway.model.attention import Pattern, reference
+from podway.serve import cache, cache_tpu
+from podway.serve.cache import Plan
+
+LAYERS, PAGES, PAGE, HEADS, KV, K = 2, 12, 8, 4, 2, 16
+
+
+def plan_for(backend: cache.Backend, dtype: object = jnp.float32, **changes: int) -> Plan:
+    return Plan(backend, LAYERS, PAGES, PAGE, KV, K, dtype, interpret=backend == "nvidia")._replace(**changes)
+
+
+def filled(plan: Plan, tables: np.ndarray, lengths: list[int], layer: int) -> tuple[cache.Cache, jax.Array, jax.Array]:
+    """A pool with random keys and values of requests of these lengths, written token by token through their tables."""
+    rng = np.random.default_rng(0)
+    made = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) * 3).astype(a.dtype), cache.abstract(plan))
+    k = jnp.asarray(rng.normal(size=(len(lengths), max(lengths), plan.heads, plan.d_head)), jnp.float32)
+    v = jnp.asarray(rng.normal(size=k.shape), jnp.float32)
+    for n, length in enumerate(lengths):
+        places = np.arange(length)
+        cells = tables[n, places // plan.page] * plan.page + places % plan.page
+        cells = np.concatenate([cells, [-1, -1]])  # padding must change nothing
+        pad = jnp.full((2, plan.heads, plan.d_head), 99.0)
+        made = cache.write(
+            plan, made, jnp.int32(layer), jnp.concatenate([k[n, :length], pad]), jnp.concatenate([v[n, :length], pad]),
+            jnp.asarray(cells, jnp.int32),
+        )  # fmt: skip
+    return made, k, v
+
+
+TABLES = np.array([[3, 5, 1, 0, 0], [7, 2, 9, 4, 0], [8, 0, 0, 0, 0]], np.int32)
+LENGTHS = [21, 32, 5]
+PATTERNS = [Pattern(0.25, None, None), Pattern(0.3, 5.0, None), Pattern(0.25, None, 9), Pattern(0.25, 3.0, 6)]
+
+
+def expected(pattern: Pattern, q: jax.Array, k: jax.Array, v: jax.Array, n: int, start: int) -> jax.Array:
+    """Plain attention over the request's tokens; the queries stand at the end of `start + Q` tokens."""
+    Q = q.shape[0]
+    length = start + Q
+    whole = jnp.zeros((1, length, HEADS, K)).at[0, start:].set(q)
+    return reference(whole, k[n : n + 1, :length], v[n : n + 1, :length], None, pattern)[0, start:]
+
+
+@pytest.mark.parametrize("backend", ["reference", "nvidia"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("queries", [1, 4])
+def test_pages_give_what_plain_attention_gives(backend: cache.Backend, pattern: Pattern, queries: int) -> None:
+    plan = plan_for(backend)
+    made, k, v = filled(plan, TABLES, LENGTHS, layer=1)
+    starts = [length - queries for length in LENGTHS]
+    q = jnp.asarray(np.random.default_rng(1).normal(size=(3, queries, HEADS, K)), jnp.float32)
+    windowed = jnp.asarray(pattern.window is not None)
+    out = cache.attend(
+        plan, made, jnp.int32(1), q, jnp.asarray(TABLES), jnp.asarray(starts, jnp.int32), pattern, windowed
+    )
+    for n, start in enumerate(starts):
+        np.testing.assert_allclose(out[n], expected(pattern, q[n], k, v, n, start), atol=2e-6)
+
+
+def test_a_layer_without_window_sees_everything() -> None:
+    plan, pattern = plan_for("nvidia"), Pattern(0.25, None, 6)
+    made, k, v = filled(plan, TABLES, LENGTHS, layer=0)
+    q = jnp.ones((3, 1, HEADS, K))
+    starts = jnp.asarray([n - 1 for n in LENGTHS], jnp.int32)
+    args = (jnp.int32(0), q, jnp.asarray(TABLES), starts, pattern)
+    wide = cache.attend(plan, made, *args, jnp.asarray(False))
+    narrow = cache.attend(plan, made, *args, jnp.asarray(True))
+    np.testing.assert_allclose(wide[1], expected(Pattern(0.25, None, None), q[1], k, v, 1, 31), atol=2e-6)
+    assert float(jnp.abs(wide - narrow)[:2].max()) > 1e-3
+
+
+@pytest.mark.parametrize("backend", ["reference", "nvidia"])
+@pytest.mark.parametrize(("dtype", "error"), [(jnp.int8, 0.02), (jnp.float8_e4m3fn, 0.08)])
+def test_small_numbers_stay_close(backend: cache.Backend, dtype: object, error: float) -> None:
+    plan = plan_for(backend, dtype)
+    made, k, v = filled(plan, TABLES, LENGTHS, layer=1)
+    q = jnp.asarray(np.random.default_rng(1).normal(size=(3, 1, HEADS, K)), jnp.float32)
+    starts = jnp.asarray([n - 1 for n in LENGTHS], jnp.int32)
+    out = cache.attend(plan, made, jnp.int32(1), q, jnp.asarray(TABLES), starts, PATTERNS[0], jnp.asarray(False))
+    for n, length in enumerate(LENGTHS):
+        np.testing.assert_allclose(out[n], expected(PATTERNS[0], q[n], k, v, n, length - 1), atol=error)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("queries", [1, 4])
+def test_what_the_tpu_kernel_is_given(pattern: Pattern, queries: int) -> None:
+    """The kernel itself runs on TPUs only; its jnp twin takes the same arguments."""
+    plan = plan_for("tpu")
+    made, k, v = filled(plan, TABLES, LENGTHS, layer=1)
+    starts = [length - queries for length in LENGTHS]
+    q = jnp.asarray(np.random.default_rng(1).normal(size=(3, queries, HEADS, K)), jnp.float32)
+    with jax.disable_jit():
+        out = cache_tpu.attend(
+            made.k, q, jnp.asarray(TABLES) + PAGES, jnp.asarray(starts, jnp.int32), pattern, jnp.asarray(True),
+            kernel=ref_ragged_paged_attention,
+        )  # fmt: skip
+    for n, start in enumerate(starts):
+        np.testing.assert_allclose(out[n], expected(pattern, q[n], k, v, n, start), atol=2e-6)
+
+
+@pytest.mark.parametrize(("blocks", "queries"), [(1, 1), (64, 1), (8, 32)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
+def test_the_nvidia_kernel_lowers_for_cuda(blocks: int, queries: int, dtype: object) -> None:
+    """Shapes of Llama 3 8B; Triton code is made for it without a GPU."""
+    plan = Plan("nvidia", 32, 64, 64, 8, 128, dtype)
+
+    def run(made: cache.Cache, q: jax.Array, tables: jax.Array, start: jax.Array) -> jax.Array:
+        return cache.attend(plan, made, jnp.int32(3), q, tables, start, Pattern(0.1, None, None), jnp.asarray(False))
+
+    like = jax.ShapeDtypeStruct
+    arguments = (
+        cache.abstract(plan), like((blocks, queries, 32, 128), jnp.bfloat16), like((blocks, 33), jnp.int32),
+        like((blocks,), jnp.int32),
+    )  # fmt: skip
+    assert "triton" in jax.jit(run).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_bytes_of_a_token() -> None:
+    assert cache.token_bytes(Plan("nvidia", 32, 64, 64, 8, 128, jnp.bfloat16)) == 128 * 1024
+    assert cache.token_bytes(Plan("tpu", 32, 64, 64, 8, 128, jnp.bfloat16)) == 128 * 1024
+    assert cache.token_bytes(Plan("nvidia", 32, 64, 64, 8, 128, jnp.int8)) == 64 * 1024 + 32 * 2 * 8 * 4
+
+
+def test_int8_on_tpus_is_refused() -> None:
+    with pytest.raises(UserError, match="int8"):
+        cache.stored_dtype("int8", jnp.bfloat16, "tpu")

@@ -1,0 +1,165 @@
+"""The engine against the decoder without a cache, in every mixture of requests."""
+
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from podway.model.layout import MeshShape
+from podway.model.mesh import make_mesh
+from podway.serve.asked import Sampling
+from podway.serve.build import Options, budget
+from podway.serve.engine import Engine
+from tests.serve import tiny
+from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, Runner, all_logits, engine_for, greedy, run
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return engine_for(LLAMA)
+
+
+@pytest.mark.parametrize("shape", [LLAMA, GEMMA, MIXTRAL], ids=lambda s: s.family)
+def test_greedy_equals_the_decoder_without_a_cache(shape) -> None:  # type: ignore[no-untyped-def]
+    engine = engine_for(shape, max_seqs=2, prompt_tokens=16)
+    prompt = [random.Random(3).randrange(97) for _ in range(21)]
+    assert run(engine, prompt, 12) == greedy(shape, prompt, 12)
+
+
+def test_continuous_batching_equals_one_by_one(engine: Engine) -> None:
+    chance = random.Random(0)
+    runner = Runner(engine)
+    wanted = []
+    base = [chance.randrange(97) for _ in range(30)]
+    for number in range(60):
+        prompt = base[: chance.randrange(25)] + [chance.randrange(97) for _ in range(chance.randrange(1, 12))]
+        wanted.append((prompt, chance.randrange(1, 14), frozenset(chance.sample(range(97), number % 3))))
+    made = []
+    for number, (prompt, count, stop) in enumerate(wanted):
+        made.append(runner.submit(prompt, count, stop_ids=stop))
+        for _ in range(chance.randrange(4)):
+            runner.turn()
+        if number % 9 == 8:
+            runner.batcher.cancel(made[-1])
+        runner.batcher.check()
+    runner.finish()
+    assert sum(r.finish == "cancelled" for r in made) >= 2
+    for request, (prompt, count, stop) in zip(made, wanted, strict=True):
+        alone = greedy(LLAMA, prompt, count, stop)
+        assert request.answer == alone[: len(request.answer)]
+        if request.finish != "cancelled":
+            assert request.answer == alone
+    assert any(r.cached for r in made)
+
+
+def test_preempted_requests_go_on_as_if_nothing_had_been() -> None:
+    engine = engine_for(LLAMA, pages=18)
+    runner = Runner(engine)
+    prompts = [[random.Random(i).randrange(97) for _ in range(12)] for i in range(4)]
+    hot = [Sampling(temperature=1.0, seed=i) if i % 2 else Sampling() for i in range(4)]
+    made = [runner.submit(p, 40, s) for p, s in zip(prompts, hot, strict=True)]
+    runner.finish()
+    assert runner.batcher.preemptions
+    for request, prompt, sampling in zip(made, prompts, hot, strict=True):
+        assert request.answer == run(engine, prompt, 40, sampling)
+
+
+def test_a_seed_gives_the_same_answer_whatever_else_runs(engine: Engine) -> None:
+    sampling = Sampling(temperature=0.9, top_k=30, top_p=0.9, seed=77)
+    alone = run(engine, [5, 6, 7], 15, sampling)
+    runner = Runner(engine)
+    for seed in range(3):
+        runner.submit([9, seed], 20, Sampling(temperature=2.0, seed=seed))
+    together = runner.submit([5, 6, 7], 15, sampling)
+    runner.finish()
+    assert together.answer == alone
+    assert run(engine, [5, 6, 7], 15, Sampling(temperature=0.9, top_k=30, top_p=0.9, seed=78)) != alone
+
+
+def test_logprobs_are_those_of_the_model(engine: Engine) -> None:
+    runner = Runner(engine, depth=0)
+    request = runner.submit([3, 1, 4], 6, Sampling(logprobs=True, temperature=1.0, seed=4))
+    runner.finish()
+    expected = jax.nn.log_softmax(all_logits(LLAMA, request.tokens))
+    seen = []
+    for flight in runner.flights:
+        logprob, ids, tops = flight.logprobs()
+        seen += [(logprob[k, 0], ids[k, 0], tops[k, 0]) for k in range(len(flight.tokens()[0]))]
+    for number, (logprob, ids, tops) in enumerate(seen):
+        row = expected[2 + number]
+        np.testing.assert_allclose(logprob, row[request.tokens[3 + number]], atol=1e-4)
+        np.testing.assert_allclose(tops, np.sort(row)[::-1][:20], atol=1e-4)
+        assert ids[0] == int(row.argmax())
+
+
+def test_prompt_scores_survive_chunks(engine: Engine) -> None:
+    """40 tokens are computed in two pieces beside a request that generates."""
+    prompt = [random.Random(9).randrange(97) for _ in range(50)]
+    runner = Runner(engine, depth=0)
+    runner.submit([1, 2], 30)
+    runner.turn()
+    request = runner.submit(prompt, 1, scores_prompt=True)
+    before = len(runner.flights)
+    runner.finish()
+    got = []
+    for flight in runner.flights[before:]:
+        for piece, scores in zip(flight.step.pieces, flight.prompt_scores() if flight.step.pieces else [], strict=True):
+            if piece.request is request:
+                got += list(scores[0])
+    assert len(got) == 50
+    expected = jax.nn.log_softmax(all_logits(LLAMA, prompt))
+    for place in range(49):
+        np.testing.assert_allclose(got[place], expected[place, prompt[place + 1]], atol=1e-4)
+
+
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_tensor_parallel_equals_one_device(tensor: int) -> None:
+    """With tensor=4 the two key/value heads are repeated."""
+    mesh = make_mesh(MeshShape(tensor=tensor), jax.devices()[:tensor])
+    engine = engine_for(LLAMA, mesh=mesh, max_seqs=2, prompt_tokens=16)
+    runner = Runner(engine)
+    prompts = [[random.Random(i).randrange(97) for _ in range(9 + 13 * i)] for i in range(3)]
+    hot = Sampling(temperature=0.8, top_p=0.9, presence=0.5, seed=3)
+    made = [runner.submit(p, 10, hot if i == 2 else Sampling()) for i, p in enumerate(prompts)]
+    runner.finish()
+    for request, prompt in zip(made[:2], prompts[:2], strict=True):
+        assert request.answer == greedy(LLAMA, prompt, 10)
+    single = engine_for(LLAMA, max_seqs=2, prompt_tokens=16)
+    assert made[2].answer == run(single, prompts[2], 10, hot)
+
+
+def test_layers_written_out_and_the_gpu_kernel_give_the_same() -> None:
+    prompt = [random.Random(5).randrange(97) for _ in range(19)]
+    engine = engine_for(LLAMA, backend="nvidia", interpret=True, unroll=True, max_seqs=1, prompt_tokens=64, page=8)
+    assert run(engine, prompt, 5) == greedy(LLAMA, prompt, 5)
+
+
+def test_int8_weights_and_cache_stay_close() -> None:
+    prompt = [random.Random(6).randrange(97) for _ in range(40)]
+    losses = []
+    for changes in ({}, {"quantize": "int8"}, {"kv": "int8"}, {"quantize": "int8", "kv": "int8"}):
+        runner = Runner(engine_for(LLAMA, max_seqs=1, prompt_tokens=48, programs=[(1, 3)], **changes))
+        runner.submit(prompt, 0, scores_prompt=True)
+        runner.finish()
+        [scores] = runner.flights[0].prompt_scores()
+        losses.append(float(-scores[0][:39].mean()))
+    exact, *others = losses
+    assert all(abs(loss - exact) < 0.02 * exact for loss in others), losses
+    assert len(set(losses)) == 4, "each kind of quantization changes something"
+
+
+def test_the_budget_counts_the_real_bytes() -> None:
+    engine = engine_for(LLAMA)
+    shown, count = budget(LLAMA, tiny.OPTIONS, MeshShape(), 0)
+    assert count == 60
+    assert shown.cache == sum(x.nbytes for x in jax.tree.leaves(engine._state.cache))
+    assert shown.weights == sum(x.nbytes for x in jax.tree.leaves(engine._tree))
+    assert "the cache holds 236 tokens" in shown.line("none", "auto")
+
+
+def test_memory_that_is_too_small_is_said_before() -> None:
+    from podway.errors import UserError
+
+    with pytest.raises(UserError, match="no room"):
+        budget(LLAMA, Options(max_len=64, max_seqs=4, page=4), MeshShape(), 1 << 16)
