@@ -62,6 +62,8 @@ def test_paths_and_policies(tmp_path: Path) -> None:
         check_settings(read_config(None, ["remat.policy=minmal"]))
     with pytest.raises(UserError, match="no tensor is named"):
         check_settings(read_config(None, ["remat.policy=custom", "remat.save=[qvk]"]))
+    with pytest.raises(UserError, match="eval_fraction"):
+        check_settings(read_config(None, ["evaluation.every=5", "data.paths=[a.txt]"]))
     (tmp_path / "model").mkdir()
     with pytest.raises(UserError, match="exists already"):
         check_settings(read_config(None, ["checkpoint.export=true", f"output={tmp_path}"]))

@@ -9,7 +9,7 @@ from tests.train.running import EXACT, journal, train
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
 FULL_SPEED = {"XLA_FLAGS": ""}  # here steps count, and not compilation
-STATED = 1.9  # nats a byte on the held-out tenth; 5.5 at the start, about 2.9 for the frequencies of bytes alone
+STATED = 2.1  # nats a byte on the held-out tenth; 5.5 at the start, about 2.9 for the frequencies of bytes alone
 
 
 @pytest.mark.timeout(400)
@@ -23,7 +23,7 @@ def test_text_then_answers(tmp_path: Path) -> None:
     )
     base = train(
         *shared, f"data.paths=[{DATA / 'us-constitution.txt'}]", "data.eval_fraction=0.1", "batch.length=128",
-        "schedule.steps=200", "schedule.warmup=20", "optimizer.rate=5e-3", "evaluation.every=200",
+        "schedule.steps=150", "schedule.warmup=10", "optimizer.rate=5e-3", "evaluation.every=150",
         "checkpoint.save=false", "checkpoint.export=true", "checkpoint.export_dtype=float32",
         f"output={tmp_path}/base", **FULL_SPEED,
     )  # fmt: skip
@@ -36,7 +36,7 @@ def test_text_then_answers(tmp_path: Path) -> None:
     tuned = train(
         *shared, f"model.name={weights.parent}", f"model.weights={weights.parent}", "batch.length=256",
         f"data.paths=[{DATA / 'tpu-questions.jsonl'}]", "data.form=chat", "data.template=chatml", "data.tokenizer=bytes",
-        "data.eval_fraction=0.2", "schedule.steps=40", "schedule.warmup=5", "optimizer.rate=1e-2", "optimizer.decay=0",
+        "data.eval_fraction=0.2", "schedule.steps=30", "schedule.warmup=5", "optimizer.rate=1e-2", "optimizer.decay=0",
         "evaluation.every=10", "lora.rank=8", "lora.targets=[q, k, v, o, gate, up, down]", "lora.base=float32",
         "checkpoint.save=false", f"output={tmp_path}/tuned", **FULL_SPEED,
     )  # fmt: skip

@@ -32,6 +32,12 @@ def test_what_is_printed_can_be_read_again() -> None:
     assert read_config(None, print_config(config).splitlines()) == config
 
 
+def test_an_address_is_for_checkpoints_alone() -> None:
+    config = read_config(None, ["output=gs://bucket/run/"])
+    assert config.checkpoints == "gs://bucket/run/checkpoints" and config.folder == Path("out")
+    assert read_config(None, ["output=here"]).checkpoints == "here/checkpoints"
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [

@@ -40,6 +40,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     ),
     "plan": ("podway.cli.plan:command", "Know what a slice will do before paying for it.", FACTS),
     "train": ("podway.cli.train:command", "Train or fine-tune a language model.", MODELS),
+    "serve": ("podway.cli.serve:command", "Serve a model with an OpenAI-compatible API.", MODELS),
+    "bench": ("podway.cli.bench:command", "Measure: load on a server.", MODELS),
     "login": ("podway.cli.login:command", "Use a team's server.", SERVER),
     "logout": ("podway.cli.logout:command", "Go back to this machine's own server.", SERVER),
     "server": ("podway.cli.server:command", "Run a server, or look after the one of this machine.", SERVER),

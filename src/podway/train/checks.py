@@ -22,15 +22,16 @@ def check_settings(config: TrainConfig) -> None:
     kept_tensors(config.remat)
     if config.model.weights is not None:
         _check_weights(Path(config.model.weights).expanduser())
-    if config.checkpoint.export and Path(config.output, "model").exists():
+    exported = config.folder / "model"
+    if config.checkpoint.export and exported.exists():
         raise UserError(
-            f"{Path(config.output, 'model')} exists already, and the run exports to it",
+            f"{exported} exists already, and the run exports to it",
             "remove it, choose another output, or set checkpoint.export=false",
         )
-    if config.evaluation.every and not config.checkpoint.save and config.schedule.steps < config.evaluation.every:
+    if config.evaluation.every and not config.data.synthetic and not config.data.eval_fraction:
         raise UserError(
-            f"evaluation.every={config.evaluation.every} comes after the last step, {config.schedule.steps}",
-            "make it smaller",
+            "there is nothing to evaluate on: data.eval_fraction is 0",
+            "hold a part of the data out, such as data.eval_fraction=0.01, or set evaluation.every=0",
         )
 
 

@@ -4,6 +4,7 @@ A run is read from a YAML file and `key=value` words (`settings.py`), checked ag
 anything is compiled (`checks.py`), and printed at the start. Each record owns the rules that need nothing but itself.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -159,7 +160,6 @@ class LoraConfig(Part, frozen=True, kw_only=True):
     alpha: Rate = 16.0
     targets: tuple[str, ...] = ("q", "k", "v", "o")
     base: Literal["bfloat16", "float32", "int8"] = "bfloat16"  # how the frozen weights are kept
-    merge: bool = True  # export the merged model; else the adapters alone
 
 
 class TrainConfig(Part, frozen=True, kw_only=True):
@@ -179,4 +179,14 @@ class TrainConfig(Part, frozen=True, kw_only=True):
     logging: LoggingConfig = LoggingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     lora: LoraConfig = LoraConfig()
-    output: str = "out"  # directory of checkpoints, metrics and the exported model
+    output: str = "out"  # directory of checkpoints, metrics and the exported model; gs:// for checkpoints of many hosts
+
+    @property
+    def folder(self) -> Path:
+        """Where this host writes what is not a checkpoint: `output`, or `out` beside it when that is an address."""
+        return Path("out") if "://" in self.output else Path(self.output).expanduser()
+
+    @property
+    def checkpoints(self) -> str:
+        """Where checkpoints lie, a directory or an address."""
+        return f"{self.output.rstrip('/')}/checkpoints" if "://" in self.output else str(self.folder / "checkpoints")

@@ -101,12 +101,12 @@ class Guard(Quiet):
 class Saving(Quiet):
     """Checkpoints under `output/checkpoints`: the step, what is trained, and the optimizer's state."""
 
-    def __init__(self, config: TrainConfig, folder: Path) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         self.config, self.every = config, config.checkpoint.every
         self.keeper: Checkpointer | None = None
         self.saved: int | None = None
         if config.checkpoint.save:
-            self.keeper = Checkpointer(folder / "checkpoints", keep=config.checkpoint.keep, every=None)
+            self.keeper = Checkpointer(config.checkpoints, keep=config.checkpoint.keep, every=None)
 
     def restore(self, program: Program, screen: ProgressBar) -> State | None:
         """The last complete checkpoint, or None where there is none to resume from."""

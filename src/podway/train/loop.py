@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from podway.model.decoder import Tree
@@ -36,6 +37,7 @@ from podway.train.feed import Feed
 from podway.train.hooks import Hook, Saving, hooks_of
 from podway.train.metrics import Meter, ProgressBar
 from podway.train.settings import print_config
+from podway.train.shared import check_shared
 from podway.train.state import start_state
 from podway.train.step import Happened, Program, State, make_step
 
@@ -57,7 +59,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        return Path(self.program.config.output)
+        return self.program.config.folder
 
     @property
     def steps(self) -> int:
@@ -86,6 +88,13 @@ def prepare(config: TrainConfig) -> Run:
     slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
     sizes = resolve_mesh(config, len(devices), slices)
     notes = check_fit(config, shape, sizes)
+    if jax.default_backend() == "cpu" and len(devices) > 1 and config.precision.compute == "bfloat16":
+        # XLA's CPU compiler aborts on sums of bfloat16 over devices (seen with jaxlib 0.10.2).
+        precision = msgspec.structs.replace(config.precision, compute="float32")
+        config = msgspec.structs.replace(config, precision=precision)
+        notes.append("computing in float32: CPU devices do not sum bfloat16")
+    if config.checkpoint.save or config.checkpoint.export:
+        check_shared(config.output)
     check_kernel(config, jax.default_backend(), sizes)
     if config.lora.rank:
         lora.targets_of(config.lora, shape)
@@ -109,7 +118,7 @@ def prepare(config: TrainConfig) -> Run:
             screen.say(f"note: {note}")
         flops = meter.flops / len(devices) / 1e12
         screen.say(f"per step and device: {flops:.2f} TFLOPs ({config.logging.convention} attention)")
-    saving = Saving(config, Path(config.output))
+    saving = Saving(config)
     with jax.set_mesh(program.mesh):
         state = saving.restore(program, screen) or start_state(program)
     return Run(program, feed, data, state, meter, screen, saving)
