@@ -39,13 +39,27 @@ def request(
     name, _, port = host.rpartition(":")
     if not name:
         name, port = host, "80"
-    connection = socket.create_connection((name.strip("[]"), int(port)), timeout=TIMEOUT_S)
+    connection = _connect(name.strip("[]"), int(port))
     try:
         _send(connection, host, method, path, headers, body)
         return _Answer(connection)
     except BaseException:
         connection.close()
         raise
+
+
+def _connect(name: str, port: int) -> socket.socket:
+    if not name.replace(".", "").isdigit():
+        return socket.create_connection((name, port), timeout=TIMEOUT_S)
+    # A plain IPv4 address needs no look-up, and the look-up's first step imports the whole of IDNA.
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(TIMEOUT_S)
+        connection.connect((name, port))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _send(
