@@ -100,6 +100,18 @@ def test_a_prompt_that_is_all_known_still_computes_its_last_token() -> None:
     assert request.cached == 4
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6])
+def test_a_conversation_goes_on_from_its_answer(count: int) -> None:
+    """The last token of an answer was never an input: the page it lies in is not full, even if it looks so."""
+    driver = Driver(LIMITS)
+    driver.batcher.submit(first := Request("a", [1, 2, 3, 4, 5, 6], count))
+    driver.finish()
+    driver.batcher.submit(second := Request("b", [*first.tokens, 7, 8], 3))
+    driver.finish()
+    assert second.cached == (len(first.tokens) - 1) // 4 * 4
+    expect(second)
+
+
 def test_salt_keeps_prefixes_apart_and_scoring_computes_all() -> None:
     driver = Driver(LIMITS)
     prompt = list(range(1, 10))

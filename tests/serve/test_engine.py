@@ -149,6 +149,13 @@ def test_int8_weights_and_cache_stay_close() -> None:
     assert len(set(losses)) == 4, "each kind of quantization changes something"
 
 
+def test_warming_up_changes_no_answer(engine: Engine) -> None:
+    prompt = [4, 5, 6, 7]
+    before = run(engine, prompt, 8)
+    engine.warm()
+    assert run(engine, prompt, 8) == before == greedy(LLAMA, prompt, 8)
+
+
 def test_the_budget_counts_the_real_bytes() -> None:
     engine = engine_for(LLAMA)
     shown, count = budget(LLAMA, tiny.OPTIONS, MeshShape(), 0)

@@ -342,3 +342,21 @@ def test_keys_warmth_and_a_full_queue(tmp_path_factory: pytest.TempPathFactory) 
         assert httpx.get(f"{server.url}/health").status_code == 503
         assert httpx.post(f"{server.url}/v1/completions", json=body, headers=good).status_code == 503
         server.service.loop = loop
+
+
+def test_an_engine_that_fails_says_so_to_everyone(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with live(tmp_path_factory.mktemp("model")) as server:
+        body = {"prompt": "x", "max_tokens": 4}
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("out of memory on the device")
+
+        monkeypatch.setattr(server.loop.engine, "launch", broken)
+        for stream in (False, True):
+            failed = httpx.post(f"{server.url}/v1/completions", json={**body, "stream": stream}, timeout=10)
+            assert failed.status_code == 500 and "error" in failed.json()
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        assert "out of memory on the device" in capfd.readouterr().err

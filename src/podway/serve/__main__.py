@@ -122,6 +122,7 @@ def warm_up(service: Service, shape: ModelShape, options: Options, asked: argpar
 
     service.status = "compiling"
     engine.compile_all(progress, workers=min(8, os.cpu_count() or 1))
+    engine.warm()
     say(f"scratch memory of programs: at most {max(engine.memory().values()) / 2**20:.0f} MiB")
     loop = EngineLoop(engine, service.metrics, asked.max_queue)
     loop.start()

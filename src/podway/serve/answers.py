@@ -6,6 +6,7 @@ turns tokens into text, sees stop strings (and then cancels the request), and ke
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from podway.errors import UserError
@@ -53,7 +54,8 @@ class Answer:
 
     def hear(self, news: Heard) -> None:
         """From the loop's thread."""
-        self._events.call_soon_threadsafe(self._news.put_nowait, news)
+        with suppress(RuntimeError):  # the server's event loop is closed: nobody reads any more
+            self._events.call_soon_threadsafe(self._news.put_nowait, news)
 
     def begin(self) -> None:
         self._engine.submit(self.request)

@@ -12,7 +12,7 @@ planned.
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +25,26 @@ from podway.model.layout import SERVE_RULES
 from podway.model.mesh import named_sharding
 from podway.model.shape import ModelShape
 from podway.serve import cache as pages
-from podway.serve.batcher import Limits, Step
+from podway.serve.asked import Sampling
+from podway.serve.batcher import Limits, Request, Row, Step
 from podway.serve.cache import Plan
-from podway.serve.knobs import empty_seats, fill_seats
+from podway.serve.knobs import Seats, empty_seats, fill_seats
+from podway.serve.pages import TRASH
 from podway.serve.programs import Scores, State, decode, empty_state, mixed, seat
 from podway.serve.sampling import Sampled
 
 SEATS = 8  # requests that one call of `seat` fills in
 Ints = npt.NDArray[np.int32]
+
+
+class Prepared(NamedTuple):
+    """A step in arrays of the host."""
+
+    step: Step
+    seats: list[Seats]
+    small: list[Ints]
+    mask: npt.NDArray[np.uint32] | None
+    last: np.generic
 
 
 class Flight:
@@ -68,7 +80,7 @@ class Flight:
 
 
 class Engine:
-    """A model on its devices. Used by one thread."""
+    """A model on its devices. `prepare` and `launch` may run in two threads, one in each."""
 
     def __init__(
         self,
@@ -149,6 +161,21 @@ class Engine:
         jitted = jax.jit(seat, donate_argnums=0, out_shardings=_shardings(like))
         return jitted.lower(like, seats)
 
+    def warm(self) -> None:
+        """Run every program once, plain and with every knob turned, so that the first client does not wait for their loading.
+
+        The request that does it writes to the page of padding."""
+        everything = Sampling(temperature=1.0, top_k=5, top_p=0.9, presence=0.1, logprobs=True, logit_bias=((0, 0.1),))
+        for sampling in (Sampling(), everything):
+            request = Request("warm", [1], self.limits.max_len - 1, owner=sampling)
+            request.slot, request.pages = 0, [TRASH]
+            seats = [request]
+            for rows, blocks in self._programs:
+                row = [Row(request, 0, -1)]
+                step = Step(seats=seats, rows=row, pieces=[], steps=1, row_bucket=rows, block_bucket=blocks)
+                self.dispatch(step).tokens()
+                seats = []
+
     def memory(self) -> dict[tuple[int, int], int]:
         """Bytes of scratch memory of each compiled program on one device."""
         return {key: int(p.memory_analysis().temp_size_in_bytes) for key, p in self._programs.items()}
@@ -156,25 +183,34 @@ class Engine:
     # --- running
 
     def dispatch(self, step: Step, masks: dict[int, npt.NDArray[np.uint32]] | None = None) -> Flight:
-        """Begin a step. `masks` has the words of the grammar for rows that have one."""
-        for begin in range(0, len(step.seats), SEATS):
-            seats = fill_seats(step.seats[begin : begin + SEATS], SEATS, self.limits)
-            self._state = self._seat(self._state, jax.tree.map(self._put, seats))
+        """Begin a step: `prepare` and `launch`."""
+        return self.launch(self.prepare(step, masks))
+
+    def prepare(self, step: Step, masks: dict[int, npt.NDArray[np.uint32]] | None = None) -> Prepared:
+        """All that the step needs of its requests, copied: they may change before it is launched.
+
+        `masks` has the words of the grammar for rows that have one."""
+        groups = [step.seats[begin : begin + SEATS] for begin in range(0, len(step.seats), SEATS)]
         rows, blocks = self._describe(step)
-        mask = self._no_mask[step.row_bucket]
+        words = None
         if masks:
-            words = np.full(mask.shape, 0xFFFFFFFF, np.uint32)
+            words = np.full(self._no_mask[step.row_bucket].shape, 0xFFFFFFFF, np.uint32)
             for row, allowed in masks.items():
                 words[row] = allowed
-            mask = self._put(words)
+        scoring = any(piece.request.scores_prompt for piece in step.pieces)
+        last = np.int32(step.steps) if blocks is None else np.bool_(scoring)
+        seats = [fill_seats(group, SEATS, self.limits) for group in groups]
+        return Prepared(step, seats, [x for x in (rows, blocks) if x is not None] + [self._table.copy()], words, last)
+
+    def launch(self, prepared: Prepared) -> Flight:
+        """Give it to the device. On some devices this returns only when the step is nearly done."""
+        step = prepared.step
+        for seats in prepared.seats:
+            self._state = self._seat(self._state, jax.tree.map(self._put, seats))
+        mask = self._no_mask[step.row_bucket] if prepared.mask is None else self._put(prepared.mask)
         program = self._programs[step.row_bucket, step.block_bucket]
-        # The table changes while the step still reads it: it gets a copy of its own.
-        small = [self._put(rows), *([self._put(blocks)] if blocks is not None else []), self._put(self._table.copy())]
-        if blocks is None:
-            last: Any = self._put(np.int32(step.steps))
-        else:
-            last = self._put(np.bool_(any(piece.request.scores_prompt for piece in step.pieces)))
-        self._state, sampled, scores = program(self._tree, self._state, *small, mask, last)
+        small = [self._put(x) for x in prepared.small]
+        self._state, sampled, scores = program(self._tree, self._state, *small, mask, self._put(prepared.last))
         return Flight(step, sampled, scores)
 
     def _describe(self, step: Step) -> tuple[Ints, Ints | None]:

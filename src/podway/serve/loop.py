@@ -2,8 +2,10 @@
 
     take what was asked -> plan a step -> begin it -> read the step before it -> give out its tokens
 
-One step is always under way while the next one is planned, so the device does not wait for Python. The loop sleeps only when
-nothing runs. What it gives out goes through `Listener.hear`, which must be quick: the server hands it to its event loop.
+One step is always under way while the next one is planned, so the device does not wait for Python. Launching a step has a
+thread of its own: with a loop or a condition in the program, jax on NVIDIA comes back only when the step is nearly done
+(measured on an H200), and the results of the step before must not wait for that. The loop sleeps only when nothing runs.
+What it gives out goes through `Listener.hear`, which must be quick: the server hands it to its event loop.
 
 A request that follows a grammar is different: its next token cannot be chosen before the last one is known, so steps with
 such rows wait for their results (the batcher sees to that).
@@ -12,8 +14,10 @@ such rows wait for their results (the batcher sees to that).
 import queue
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import msgspec
@@ -70,7 +74,8 @@ class EngineLoop:
         self._waiting = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._under_way: deque[Flight] = deque()
+        self._launcher = ThreadPoolExecutor(1, thread_name_prefix="launch")
+        self._under_way: deque[Future[Flight]] = deque()
         self._arrived: dict[int, float] = {}
         self._scored: dict[int, list[TokenScore]] = {}
         self.failure: BaseException | None = None
@@ -82,6 +87,7 @@ class EngineLoop:
         """End the thread; whoever still waits hears of it."""
         self._asked.put(None)
         self._thread.join(timeout=30)
+        self._launcher.shutdown(wait=False, cancel_futures=True)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Refused at once: what can never run, and what finds the queue full."""
@@ -123,15 +129,20 @@ class EngineLoop:
             while self._take_asked():
                 self._turn()
         except BaseException as error:
-            self.failure = error
-            for request in [*self.batcher.running, *self.batcher.queue]:
-                _listener(request).hear(
-                    Heard(
-                        finish="error",
-                        error=UserError(f"the engine failed: {error}", "see the server's log", status=500),
-                    )
-                )
-            raise
+            self.failure = error  # from here on `submit` refuses
+            traceback.print_exc()
+            self._tell_all(UserError(f"the engine failed: {error}", "see the server's log", status=500))
+        else:
+            self._tell_all(UserError("the server is stopping", "ask again later", status=503))
+
+    def _tell_all(self, why: UserError) -> None:
+        """Nobody waits for what will not come."""
+        while not self._asked.empty():
+            if (asked := self._asked.get()) is not None:
+                asked()
+        for request in [*self.batcher.running, *self.batcher.queue]:
+            self.batcher.cancel(request)
+            _listener(request).hear(Heard(finish="error", error=why))
 
     def _take_asked(self) -> bool:
         """Do what was asked; sleep if there is nothing else to do. False: the end."""
@@ -158,11 +169,12 @@ class EngineLoop:
                 for index, row in enumerate(step.rows)
                 if (guide := _listener(row.request).guide) is not None
             }
-            self._under_way.append(self.engine.dispatch(step, masks))
+            prepared = self.engine.prepare(step, masks)
+            self._under_way.append(self._launcher.submit(self.engine.launch, prepared))
             self.metrics.steps.inc(kind="mixed" if step.pieces else "decode")
             self.metrics.prompt_tokens.inc(sum(piece.count for piece in step.pieces))
         if self._under_way and (step is None or len(self._under_way) > DEPTH):
-            self._read(self._under_way.popleft())
+            self._read(self._under_way.popleft().result())
         self._count()
 
     def _read(self, flight: Flight) -> None:
