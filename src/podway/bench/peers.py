@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from podway.hosts.agent import linux, processes
+
 CACHE = Path(".cache/peers")
 PEERS = {"sky": "skypilot", "dstack": "dstack[server]"}
 
@@ -49,11 +51,13 @@ def home_of(peer: str, bin_dir: Path) -> Iterator[dict[str, str]]:
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
         "TERM": "dumb",
     }
+    linux.become("podway-bench")
+    before = processes.descendants(processes.snapshot(), [os.getpid()])
     try:
         _start_server(peer, env, home)
         yield env
     finally:
-        _end_all(home)
+        _end_all(before)
         shutil.rmtree(home, ignore_errors=True)
 
 
@@ -73,19 +77,18 @@ def _start_server(peer: str, env: dict[str, str], home: Path) -> None:
         time.sleep(1)
 
 
-def _end_all(home: Path) -> None:
-    """SIGKILL everything that was started with this home: SkyPilot's executors outlive its own `api stop`."""
-    mark = f"HOME={home}".encode()
+def _end_all(before: set[int]) -> None:
+    """SIGKILL everything that was started meanwhile, children of children too.
+
+    SkyPilot's executors outlive its own `api stop`, leave their session, and write over their environment; but whatever is orphaned
+    comes to this process, which is a child subreaper.
+    """
     for _ in range(50):
-        left = 0
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        os.kill(int(entry.name), signal.SIGKILL)
-                        left += 1
-                except OSError:
-                    continue
-        if not left:
+        started = processes.descendants(processes.snapshot(), [os.getpid()]) - before
+        if not started:
             return
+        processes.send(started, signal.SIGKILL)
         time.sleep(0.1)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
