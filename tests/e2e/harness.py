@@ -44,9 +44,10 @@ class Podway:
                 start_new_session=True,
             )
         self.child = child
+        place = self.home / "server.json"
+        # A client that is watching may have started one a moment before: then ours leaves, and theirs is the server.
         wait_until(
-            lambda: (self.home / "server.json").exists() and (self.home / "server.json").stat().st_mtime_ns != before,
-            what="the server",
+            lambda: place.exists() and (place.stat().st_mtime_ns != before or child.poll() == 1), what="the server"
         )
         self.client = Client()
         return child.pid
