@@ -6,6 +6,7 @@ one. Processes of a host are told by the directory of its home in their environm
 
 import contextlib
 import getpass
+import itertools
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 from podway.testing.hosts import SSHD, TestHost, make_key, sshd_config
 
 READY_S = 15.0
+_made = itertools.count()  # so that no two hosts of one process have the same address
 
 
 class LoopbackHosts:
@@ -39,7 +41,8 @@ class LoopbackHosts:
             raise
 
     def _host(self, index: int) -> TestHost:
-        address = f"127.{77 + os.getpid() % 100}.{index // 250}.{index % 250 + 1}"
+        number = next(_made)
+        address = f"127.{77 + os.getpid() % 100}.{number // 250 % 250}.{number % 250 + 1}"
         with socket.create_server((address, 0)) as free:
             port = free.getsockname()[1]
         home = self._place / f"h{index}" / "home"
@@ -56,11 +59,22 @@ class LoopbackHosts:
         Path(host.home).mkdir(parents=True)
         make_key(place / "host_key")
         config = sshd_config(
-            address=host.address, port=host.port, host_key=place / "host_key", authorized=f"{self.key}.pub"
+            address=host.address,
+            port=host.port,
+            host_key=place / "host_key",
+            authorized=f"{self.key}.pub {self._place}/authorized",
         )
         (place / "sshd_config").write_text(f"{config}SetEnv HOME={host.home}\n")
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # where an sshd of root keeps its unprivileged part
+
+    def let_in(self, keys: str) -> None:
+        """These public keys too, a line each, instead of those given before."""
+        (self._place / "authorized").write_text(keys)
+
+    def host_key(self, index: int) -> str:
+        """The public key that sshd shows, "TYPE BASE64"."""
+        return " ".join((self._place / f"h{index}" / "host_key.pub").read_text().split()[:2])
 
     def start_sshd(self, index: int) -> None:
         place, host = self._place / f"h{index}", self.hosts[index]
