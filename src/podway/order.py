@@ -25,8 +25,17 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: dict[str, str] = {}
     ports: tuple[str, ...] = ()
     tpu_vm: bool = True
-    queued: bool | None = None
+    queued: bool | None = None  # ask for a queued resource; None: the provider decides
     reservation: str | None = None
+    best_effort: bool = False  # capacity that may be taken back, at the price of on demand
+    zones: tuple[str, ...] = ()  # queue in all of these at once and keep the first that comes; `zone` is the first
+    valid_until_s: float | None = None  # give up a queued request after this long
+    instance_type: str | None = None  # of the host VM of a legacy TPU Node, or of a CPU host
+    tpu_name: str | None = None  # of a legacy TPU Node, where the task fixes it
+    network: str | None = None  # these four: None or () is what the provider's own settings say
+    subnetwork: str | None = None
+    service_account: str | None = None
+    tags: tuple[str, ...] = ()
 
     @property
     def hosts(self) -> int:
@@ -44,3 +53,5 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     external_address: str | None = None
     home: str
     id: str
+    tpu_name: str | None = None  # what the cloud calls its TPU, where that is not the cluster's name
+    ssh_port: int = 22

@@ -12,8 +12,10 @@ from podway.catalog.slices import find_slice
 from podway.errors import UserError
 from podway.hosts.link import AgentLink
 from podway.order import Order
-from podway.providers import PROVIDERS, Provider, Request, open_provider
+from podway.providers import PROVIDERS, Observation, Provider, Request, open_provider
+from podway.providers.gcp import GcpProvider
 from podway.task.task import Accelerator, Resources
+from podway.testing.cloud.running import Running, running_sandbox
 from podway.testing.hosts import HostSet, make_hosts, pool_text, why_no_hosts
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -27,13 +29,16 @@ CASES = {
 
 def order(provider: str, tpu: str | None, slices: int) -> Order:
     if tpu is None:
-        return Order(accelerator_type=None, provider=provider, slices=slices)
+        zone = "us-central1-a" if provider == "gcp" else None
+        return Order(accelerator_type=None, provider=provider, slices=slices, zone=zone)
     found = find_slice(tpu)
+    zone = {"v4": "us-central2-b", "v5e": "us-west4-a", "v6e": "us-east5-b"}[found.generation]
     return Order(
         accelerator_type=found.accelerator_type,
         topology=found.topology_text,
         provider=provider,
         slices=slices,
+        zone=zone if provider == "gcp" else None,
         hosts_per_slice=found.hosts,
         chips_per_host=found.chips_per_host,
         runtime_version=found.generation_facts.default_runtime,
@@ -64,21 +69,69 @@ def machines() -> Iterator[HostSet]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A pretend Google Cloud whose hosts are real."""
+    why_not = why_no_hosts()
+    if why_not:
+        pytest.skip(why_not)
+    with running_sandbox(tmp_path_factory.mktemp("sandbox"), hosts="auto") as running:
+        yield running
+
+
 @pytest.fixture(params=sorted(PROVIDERS))
-def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Provider]:
+def provider(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
+    if request.param == "gcp":
+        use_sandbox(request.getfixturevalue("sandbox"), monkeypatch)
     if request.param == "ssh":
         made = request.getfixturevalue("machines")
         (tmp_path / "ssh").mkdir()
         (tmp_path / "ssh" / "lab.yaml").write_text(pool_text(made, "v4-16", "v4-16", "v6e-8", more=LISTED))
     opened = open_provider(request.param, tmp_path)
+    if isinstance(opened, GcpProvider):
+        opened.pace_s = 0.1  # the pretend cloud counts no calls
     yield opened
     for name in ("a", "b"):
-        asyncio.run(opened.destroy(name))
+        asyncio.run(take_down(opened, name))
+
+
+def use_sandbox(sandbox: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in sandbox.environment(Path("/nonexistent")).items():
+        if name.startswith("PODWAY_"):
+            monkeypatch.setenv(name, value)
+
+
+async def bring_up(provider: Provider, request: Request, seconds: float = 60.0) -> Observation:
+    """As the control loop does: look, and ask again, until it is ready."""
+    async with asyncio.timeout(seconds):
+        while (seen := await provider.observe(request.name)).condition != "ready":
+            assert seen.condition in ("absent", "creating"), seen
+            await provider.submit(request)
+        return seen
+
+
+async def take_down(provider: Provider, name: str, seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while (await provider.observe(name)).condition != "absent":
+            await provider.destroy(name)
+
+
+async def settle(provider: Provider, name: str, condition: str, seconds: float = 60.0) -> Observation:
+    """Look until it is so."""
+    async with asyncio.timeout(seconds):
+        while (seen := await provider.observe(name)).condition != condition:
+            await asyncio.sleep(0.05)
+        return seen
 
 
 @pytest.fixture(params=sorted(PROVIDERS))
-def renderer(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
+def renderer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Provider:
     """A provider that is asked for requests only: nothing needs to be there."""
+    if request.param == "gcp":
+        monkeypatch.setenv("PODWAY_GCP_ENDPOINT", "http://127.0.0.1:9")  # nobody is there
+        (tmp_path / "gcp.yaml").write_text("project: my-project\nowner: ab12cd34\n")
+        (tmp_path / "gcp").mkdir()
+        (tmp_path / "gcp" / "id_ed25519.pub").write_text("ssh-ed25519 AAAAexample podway\n")
     if request.param == "ssh":
         (tmp_path / "ssh").mkdir()
         only = "  - {address: 192.0.2.200, accelerator: v6e-8}\n"
@@ -102,37 +155,61 @@ def test_rendered_requests_are_golden(renderer: Provider, case: str) -> None:
     assert msgspec.json.decode(text, type=Request) == rendered
 
 
-def test_a_life(provider: Provider) -> None:
+@pytest.mark.parametrize("tpu", ["v4-16", "v6e-8"])
+def test_a_life(provider: Provider, tpu: str) -> None:
     """absent -> ready -> stopped -> ready -> absent, each verb done twice."""
 
     async def life() -> None:
-        wanted = order(provider.name, "v4-16", 1)
+        wanted = order(provider.name, tpu, 1)
+        hosts = find_slice(tpu).hosts
         assert (await provider.observe("a")).condition == "absent"
+        assert not [one for one in await provider.found() if one.owner == provider.owner]
         request = provider.render("a", wanted)
         for _ in range(2):
             await provider.submit(request)
-        seen = await provider.observe("a")
-        assert seen.condition == "ready"
-        assert [(host.rank, host.slice, host.worker) for host in seen.hosts] == [(0, 0, 0), (1, 0, 1)]
-        assert len({host.address for host in seen.hosts}) == 2
+        seen = await bring_up(provider, request)
+        assert [(host.rank, host.slice, host.worker) for host in seen.hosts] == [(i, 0, i) for i in range(hosts)]
+        assert len({host.address for host in seen.hosts}) == hosts
         for host in seen.hosts:
             for _ in range(2):
                 await provider.reach(host)
             link = AgentLink(provider.opener(host))
             assert (await link.call("hello")).fields["home"] == host.home
             link.close()
+        mine = [one for one in await provider.found() if one.owner == provider.owner]
+        assert {one.cluster for one in mine} == {"a"}
+        assert all(one.condition == "ready" for one in mine)
         if provider.refuse_stop(wanted) is None:
             for _ in range(2):
                 await provider.stop("a")
-            assert (await provider.observe("a")).condition == "stopped"
+            await settle(provider, "a", "stopped")
             for _ in range(2):
                 await provider.start("a")
-            assert (await provider.observe("a")).hosts == seen.hosts
+            again = await bring_up(provider, request)
+            assert [(host.rank, host.home) for host in again.hosts] == [(host.rank, host.home) for host in seen.hosts]
         for _ in range(2):
             await provider.destroy("a")
-        assert (await provider.observe("a")).condition == "absent"
+        await take_down(provider, "a")
+        assert not [one for one in await provider.found() if one.owner == provider.owner]
 
     asyncio.run(life())
+
+
+def test_what_is_found_can_be_purged(provider: Provider) -> None:
+    """Also by a Podway that knows nothing of it but what `found` says."""
+
+    async def purge() -> None:
+        await bring_up(provider, provider.render("a", order(provider.name, "v6e-8", 1)))
+        for _ in range(2):
+            for one in await provider.found():
+                if one.owner == provider.owner:
+                    await provider.purge(one)
+        async with asyncio.timeout(30):
+            while [one for one in await provider.found() if one.owner == provider.owner]:
+                await asyncio.sleep(0.05)
+        await take_down(provider, "a")
+
+    asyncio.run(purge())
 
 
 def test_destroy_of_nothing_is_silence(provider: Provider) -> None:
@@ -143,8 +220,7 @@ def test_two_clusters_do_not_share_addresses(provider: Provider) -> None:
     async def both() -> None:
         hosts = []
         for name in ("a", "b"):
-            await provider.submit(provider.render(name, order(provider.name, "v6e-8", 1)))
-            hosts += (await provider.observe(name)).hosts
+            hosts += (await bring_up(provider, provider.render(name, order(provider.name, "v6e-8", 1)))).hosts
         assert len({host.address for host in hosts}) == 2
         assert len({host.id for host in hosts}) == 2
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podway.errors import UserError
-from podway.providers.ssh_pool import HOST_KEYS, POOL_KEYS, Pool, parse_pool, read_pool
+from podway.providers.ssh_pool import HOST_KEYS, POOL_KEYS, Pool, parse_pool, read_inventory, read_pool
 
 FULL = """
 user: ubuntu
@@ -129,3 +129,19 @@ def with_error(data: bytes) -> None:
         assert error.what.startswith("lab.yaml:") and "\n" not in error.what and error.hint
     else:
         assert found.slices
+
+
+def test_an_inventory_is_a_pool_at_its_own_path(tmp_path: Path) -> None:
+    path = tmp_path / "desk" / "machines.yaml"
+    path.parent.mkdir()
+    path.write_text("identity_file: keys/lab\nhosts: [a, {address: b, identity_file: /k}]\n")
+    found = read_pool(tmp_path / "ssh", str(path))
+    assert (found.name, found.ref, found.path) == ("machines", str(path), path)
+    assert [part.machines[0].endpoint.identity_file for part in found.slices] == [f"{path.parent}/keys/lab", "/k"]
+    copy = tmp_path / "copy.yaml"
+    path.rename(copy)
+    kept = read_inventory(copy, str(path))
+    assert (kept.name, kept.ref) == ("machines", str(path))
+    with pytest.raises(UserError, match=r"the inventory .*machines\.yaml: No such file") as caught:
+        read_pool(tmp_path / "ssh", str(path))
+    assert "where the Podway server runs" in caught.value.hint

@@ -32,6 +32,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spot: bool = False
     hourly_cost: float | None = None
     note: str = ""
+    blocked: str = ""  # why it is not to be tried (not offered there, no quota): shown, never chosen
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,37 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     condition: Condition
     hosts: tuple[Host, ...] = ()
-    reason: str = ""
+    reason: str = ""  # why, in plain words: "no capacity for v6e-16 in us-east5-b"
+    zone: str | None = None  # where it really is, once that is known
+    elsewhere: bool = False  # failed here, but another zone or offer may do: stock-out, quota, a queue that expired
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One resource that carries Podway's mark, whether or not any row knows it."""
+
+    cluster: str
+    owner: str  # which Podway made it; `Provider.owner` is this one
+    kind: str  # in the provider's words: "node", "queued resource", "disk", "firewall rule", "simulated slice"
+    name: str
+    zone: str | None = None
+    condition: Condition
+    accelerator_type: str | None = None
+    created: float | None = None
+    hourly_cost: float | None = None  # None: no price is known; 0.0: it bills nothing
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One plain HTTP call."""
+
+    method: Literal["DELETE", "POST"]
+    url: str
+
+
+class Farewell(msgspec.Struct, frozen=True, kw_only=True):
+    """How a cluster's own head host ends it while no server looks after it: these calls, with the machine's own token."""
+
+    token_url: str  # of the cloud's metadata server: no host ever holds a person's credentials
+    calls: tuple[Call, ...]
 
 
 class Shell(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +105,13 @@ class Provider(Protocol):
 
     name: str
     simulated: bool
-    honours: frozenset[
-        str
-    ]  # which of image, python, disk, volumes, buckets, recovery, replicas, priority it does for real
+    # Which of image, python, disk, volumes, buckets, replicas, priority it does for real; own-identity: its hosts reach
+    # buckets as themselves.
+    honours: frozenset[str]
+
+    @property
+    def owner(self) -> str:
+        """Marks what this Podway makes, apart from what another one makes with the same account."""
 
     def offers(self, resources: Resources, slices: int) -> list[Offer]:
         """Ways to get these resources here, cheapest known price first, unknown prices last."""
@@ -85,7 +120,10 @@ class Provider(Protocol):
         """What `submit` would send. Pure: no clock, no randomness, no I/O."""
 
     async def submit(self, request: Request) -> None:
-        """Begin to create the cluster, unless it is there already."""
+        """Begin to create the cluster, or go on with it. UserError: it will never work as asked; ProviderError: try again.
+
+        What another place may do better is no error: `observe` then says failed, with `elsewhere`.
+        """
 
     async def observe(self, name: str) -> Observation:
         """The cluster's condition, from the outside world and not from memory."""
@@ -99,8 +137,17 @@ class Provider(Protocol):
     async def destroy(self, name: str) -> None:
         """Begin to delete everything the cluster ever made; silence when nothing is left."""
 
+    async def found(self) -> list[Found]:
+        """Every resource out there that carries Podway's mark, whoever made it."""
+
+    async def purge(self, found: Found) -> None:
+        """Begin to delete one of them; silence when it is gone already."""
+
     def refuse_stop(self, order: Order) -> str | None:
         """Why such a cluster cannot be stopped, or None when it can."""
+
+    def farewell(self, name: str, order: Order, *, down: bool) -> Farewell | None:
+        """How the head host deletes the cluster (or stops it) by itself; None where there is no way."""
 
     async def reach(self, host: Host) -> None:
         """Make sure the host's agent runs, starting it if it does not."""
@@ -113,6 +160,7 @@ class Provider(Protocol):
 
 
 PROVIDERS = {
+    "gcp": "podway.providers.gcp",
     "local": "podway.providers.local",
     "ssh": "podway.providers.ssh",
 }
@@ -134,4 +182,17 @@ def open_provider(name: str, root: Path) -> Provider:
     return make(root)
 
 
-__all__ = ["Awaitable", "Observation", "Offer", "Provider", "Request", "Shell", "Step", "open_provider"]
+__all__ = [
+    "Awaitable",
+    "Call",
+    "Condition",
+    "Farewell",
+    "Found",
+    "Observation",
+    "Offer",
+    "Provider",
+    "Request",
+    "Shell",
+    "Step",
+    "open_provider",
+]

@@ -29,7 +29,7 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Opener, kill_local_host, local_opener, start_local_agent
 from podway.order import Host, Order
-from podway.providers import Observation, Offer, Request, Shell, Step
+from podway.providers import Found, Observation, Offer, Request, Shell, Step
 from podway.task.task import Resources
 
 MOST_HOSTS = 128  # each host is a Python process; a laptop carries this many, and a 64-host pod is the usual rehearsal
@@ -50,6 +50,7 @@ class LocalProvider:
 
     def __init__(self, root: Path) -> None:
         self.root = root / "local"
+        self.owner = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:8]
 
     def offers(self, resources: Resources, slices: int) -> list[Offer]:
         """One offer: here, for nothing; the note says what the real slice would cost."""
@@ -145,9 +146,37 @@ class LocalProvider:
         _release_subnet(place)
         await asyncio.to_thread(_remove, place)
 
+    async def found(self) -> list[Found]:
+        """Every directory of a cluster, with or without its request."""
+        places = [place for place in self.root.iterdir() if place.is_dir()] if self.root.is_dir() else []
+        return [await self._found(place) for place in sorted(places)]
+
+    async def purge(self, found: Found) -> None:
+        """The whole cluster goes."""
+        await self.destroy(found.cluster)
+
+    async def _found(self, place: Path) -> Found:
+        request = place / "request.json"
+        asked = msgspec.json.decode(request.read_bytes(), type=Request).steps[0].body if request.exists() else {}
+        return Found(
+            cluster=place.name,
+            owner=self.owner,
+            kind="simulated slice",
+            name=place.name,
+            zone="here",
+            condition=(await self.observe(place.name)).condition,
+            accelerator_type=asked.get("accelerator"),
+            created=(request if request.exists() else place).stat().st_mtime,
+            hourly_cost=0.0,
+        )
+
     def refuse_stop(self, order: Order) -> str | None:
         """A simulated cluster can always be stopped."""
         return None
+
+    def farewell(self, name: str, order: Order, *, down: bool) -> None:
+        """None: a simulated host cannot end its own machine, which is this one; it costs nothing either."""
+        return
 
     async def reach(self, host: Host) -> None:
         """Start the agent over the home if it does not run, as a machine that came back would."""
@@ -173,7 +202,6 @@ class LocalProvider:
         place = self.root / name
         request = msgspec.json.decode((place / "request.json").read_bytes(), type=Request)
         subnet = int((place / "subnet").read_text())
-        mark = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:8]
         return tuple(
             Host(
                 rank=rank,
@@ -181,7 +209,7 @@ class LocalProvider:
                 worker=step.body["worker"],
                 address=f"127.{subnet}.{rank // 250}.{rank % 250 + 1}",
                 home=str(place / f"host-{rank}"),
-                id=f"{mark}/{name}-{rank}",
+                id=f"{self.owner}/{name}-{rank}",
             )
             for rank, step in enumerate(request.steps)
         )
@@ -200,6 +228,8 @@ class LocalProvider:
 
     async def _start_agent(self, host: Host) -> None:
         home = Path(host.home)
+        if not (home.parent / "request.json").exists():
+            raise ProviderError(f"the host {host.id} is gone")
         (home / "sky_workdir").mkdir(parents=True, exist_ok=True)
         await start_local_agent(self._bundle(), home, host.address, _environment(host))
 

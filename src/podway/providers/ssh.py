@@ -3,6 +3,7 @@
 On this machine a cluster is a directory, PODWAY_HOME/ssh/clusters/NAME:
 
     request.json     what was asked for: how many slices, of which candidates; there first, so an interrupted submit is seen
+    inventory.yaml   a copy of the inventory, where the machines come from one: `down` works without the original
     touched.json     the machines on which something may have been made; written before it is
     placed.json      the machines that were claimed, in rank order
     ready            all agents answered once; written last
@@ -15,11 +16,7 @@ A machine that cannot be reached for a while is still ours: its jobs go on, and 
 
 import asyncio
 import contextlib
-import getpass
 import os
-import platform
-import secrets
-import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -30,14 +27,13 @@ import msgspec
 
 from podway.catalog.slices import find_slice
 from podway.errors import ProviderError, UserError
-from podway.hosts import ssh_remote
-from podway.hosts.link import AgentLink, Opener
-from podway.hosts.ssh_config import config_text, include, ssh_command, write_config
+from podway.hosts.link import Opener
+from podway.hosts.ssh_config import config_text, include, write_config
 from podway.hosts.ssh_link import Endpoint, SshConnections
 from podway.order import Host, Order
-from podway.providers import Observation, Offer, Request, Shell, Step
-from podway.providers.ssh_machine import Claimed, Held, MachineWork, Unable
-from podway.providers.ssh_pool import Machine, Pool, PoolSlice, read_pool
+from podway.providers import Found, Observation, Offer, Request, Shell, Step
+from podway.providers.ssh_machine import Claimed, Held, MachineWork, Unable, owner_of, who_am_i
+from podway.providers.ssh_pool import Machine, Pool, PoolSlice, read_inventory, read_pool
 from podway.task.task import Resources
 
 LOOK_EVERY_S = 30.0  # how often a ready cluster's leases are looked at
@@ -61,7 +57,7 @@ class SshProvider:
 
     name = "ssh"
     simulated = False
-    honours: frozenset[str] = frozenset()
+    honours: frozenset[str] = frozenset({"buckets"})
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "ssh"
@@ -87,7 +83,7 @@ class SshProvider:
                 accelerator_type=kind[0],
                 topology=kind[1],
                 slices=slices,
-                region=pool.name,
+                region=pool.ref,
                 zone=pool.name,  # the one word a pool has, wherever people look for it
                 hourly_cost=0.0,
                 note=f"your own machines: {there} such in the pool",
@@ -106,7 +102,7 @@ class SshProvider:
             )
         claim = Step(
             verb="claim-slices",
-            target=f"ssh/{pool.name}",
+            target=f"ssh/{pool.ref}",
             body={
                 "slices": order.slices,
                 "accelerator": order.accelerator_type,
@@ -130,6 +126,9 @@ class SshProvider:
         place = self.clusters / request.name
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not (place / "request.json").exists():
+            ref = _pool_of(request)
+            if ref.startswith("/"):
+                _write(place / "inventory.yaml", read_pool(self.folder, ref).path.read_bytes())
             _write(place / "request.json", msgspec.json.encode(request))
         claims = {} if (place / "placed.json").exists() else await self._claim_slices(request)
         placed = self._placed(request.name)
@@ -189,41 +188,48 @@ class SshProvider:
         self._stop_looking(name)
         self._write_config()
 
+    async def found(self) -> list[Found]:
+        """Every cluster that has a directory here: what was claimed, or may have been."""
+        places = sorted(self.clusters.iterdir()) if self.clusters.is_dir() else []
+        return [await self._found(place) for place in places if place.is_dir()]
+
+    async def purge(self, found: Found) -> None:
+        """The whole cluster goes: its machines are given back together."""
+        await self.destroy(found.cluster)
+
+    async def _found(self, place: Path) -> Found:
+        request = _read(place / "request.json", Request)
+        return Found(
+            cluster=place.name,
+            owner=self.owner,
+            kind="claimed machines",
+            name=place.name,
+            zone=_pool_of(request) if request else None,
+            condition=(await self.observe(place.name)).condition,
+            accelerator_type=request.steps[0].body["accelerator"] if request else None,
+            created=place.stat().st_mtime,
+            hourly_cost=0.0,
+        )
+
     def refuse_stop(self, order: Order) -> str | None:
         """Always: the machines are somebody's own."""
         return _NO_STOP
 
+    def farewell(self, name: str, order: Order, *, down: bool) -> None:
+        """None: the machines are somebody's own, and stay on."""
+        return
+
     async def reach(self, host: Host) -> None:
         """Have the agent answer: it may have been killed, or the machine started anew."""
-        try:
-            link = AgentLink(self.opener(host))
-            try:
-                await link.call("hello", timeout=5.0)
-            except ProviderError:
-                await self._start_agent(host)
-            finally:
-                link.close()
-        except UserError as error:
-            raise ProviderError(error.what) from None  # in the middle of a job it may pass, and the job lives on
+        await self.work.reach(self.opener(host), lambda: self._start_agent(host))
 
     def opener(self, host: Host) -> Opener:
         """Streams to the agent's socket over the machine's one connection."""
-        machine = self._machine(host)
-        relay = shlex.join(
-            ["python3", "-S", "-E", ssh_remote.agent_path(host.home, self.work.digest), "call", "--home", host.home]
-        )
-        return self.connections.opener(machine.endpoint, ssh_remote.socket_path(host.home), relay)
+        return self.work.opener(self._machine(host), host.home)
 
     def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
         """The person's own ssh, with the pinned keys, into an environment as a job has it."""
-        machine = self._machine(host)
-        words = ["env", *(f"{key}={value}" for key, value in sorted({**env, "HOME": host.home}.items())), "bash", "-l"]
-        remote = f"cd {shlex.quote(f'{host.home}/{ssh_remote.WORKDIR}')} 2>/dev/null; exec " + shlex.join(words)
-        if command is not None:
-            remote += " -c " + shlex.quote(command)
-        terminal = ["-t"] if command is None else ["-T"]
-        argv = ssh_command(machine.endpoint, self.connections.pins.path)
-        return Shell(argv=(argv[0], *terminal, *argv[1:], remote))
+        return self.work.shell(self._machine(host), host.home, env, command)
 
     # claiming
 
@@ -313,11 +319,14 @@ class SshProvider:
         request = _read(self.clusters / name / "request.json", Request)
         if request is None:
             raise UserError(f"there is no ssh cluster {name!r}", "see: podway status", status=404)
-        name = request.steps[0].target.removeprefix("ssh/")
-        path = self.folder / f"{name}.yaml"
+        ref = _pool_of(request)
+        path = Path(ref) if ref.startswith("/") else self.folder / f"{ref}.yaml"
+        kept = self.clusters / name / "inventory.yaml"
+        if not path.exists() and kept.exists():
+            path = kept
         stamp = path.stat().st_mtime_ns if path.exists() else 0
         if path not in self._pools or self._pools[path][0] != stamp:  # asked for once for each host
-            self._pools[path] = (stamp, read_pool(self.folder, name))
+            self._pools[path] = (stamp, read_inventory(path, ref) if path == kept else read_pool(self.folder, ref))
         return self._pools[path][1]
 
     def _placed(self, name: str) -> list[Placed]:
@@ -334,15 +343,14 @@ class SshProvider:
             )
         return machine
 
+    @property
+    def owner(self) -> str:
+        """This Podway's name on the machines it claims; made when it is first asked for."""
+        return owner_of(self.folder)
+
     def _lease(self, cluster: str) -> dict[str, str]:
         """Who holds a machine, for those who find it taken."""
-        path = self.folder / "owner"
-        if not path.exists():
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError), open(path, "x") as file:
-                file.write(secrets.token_hex(8))
-        who = f"{getpass.getuser()}@{platform.node()}"
-        return {"owner": path.read_text(), "cluster": cluster, "who": who}
+        return {"owner": self.owner, "cluster": cluster, "who": who_am_i()}
 
     def _write_config(self) -> None:
         """The file behind `ssh NAME`; a person's own ssh config includes it where this is their usual Podway home."""
@@ -359,6 +367,10 @@ class SshProvider:
 
 
 _NO_STOP = "its hosts are machines of your own, which Podway does not switch off"
+
+
+def _pool_of(request: Request) -> str:
+    return request.steps[0].target.removeprefix("ssh/")
 
 
 def _cluster_of(host: Host) -> str:

@@ -5,10 +5,18 @@ how each thing that can be wrong with a machine becomes one line a person can ac
 """
 
 import asyncio
+import contextlib
+import getpass
 import hashlib
 import json
+import platform
+import secrets
 import shlex
 import time
+import zlib
+from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,8 +25,10 @@ from podway.errors import ProviderError, UserError
 from podway.hosts import ssh_remote
 from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Opener
+from podway.hosts.ssh_config import ssh_command
 from podway.hosts.ssh_link import Endpoint, SshConnections
 from podway.order import Host
+from podway.providers import Shell
 from podway.providers.ssh_pool import Machine
 
 REPLACE_S = 20.0
@@ -81,7 +91,7 @@ class MachineWork:
             "agent": self.digest,
             "address": host.address,
         }
-        body = b"" if claimed.has_agent else bundle().data
+        body = b"" if claimed.has_agent else packed_agent()
         link = AgentLink(opener)
         until = time.monotonic() + REPLACE_S
         try:
@@ -96,12 +106,41 @@ class MachineWork:
         finally:
             link.close()
 
+    async def reach(self, opener: Opener, start: Callable[[], Awaitable[object]]) -> None:
+        """Have an agent answer at the other end of `opener`, by `start` where none does."""
+        try:
+            link = AgentLink(opener)
+            try:
+                await link.call("hello", timeout=5.0)
+            except ProviderError:
+                await start()
+            finally:
+                link.close()
+        except UserError as error:
+            raise ProviderError(error.what) from None  # in the middle of a job it may pass, and the job lives on
+
+    def opener(self, machine: Machine, home: str) -> Opener:
+        """Streams to the agent of that home, over the machine's one connection."""
+        agent = ssh_remote.agent_path(home, self.digest)
+        relay = shlex.join(["python3", "-S", "-E", agent, "call", "--home", home])
+        return self._connections.opener(machine.endpoint, ssh_remote.socket_path(home), relay)
+
+    def shell(self, machine: Machine, home: str, env: dict[str, str], command: str | None) -> Shell:
+        """The person's own ssh, with the pinned keys, into an environment as a job has it."""
+        words = ["env", *(f"{key}={value}" for key, value in sorted({**env, "HOME": home}.items())), "bash", "-l"]
+        remote = f"cd {shlex.quote(f'{home}/{ssh_remote.WORKDIR}')} 2>/dev/null; exec " + shlex.join(words)
+        if command is not None:
+            remote += " -c " + shlex.quote(command)
+        terminal = ["-t"] if command is None else ["-T"]
+        argv = ssh_command(machine.endpoint, self._connections.pins.path)
+        return Shell(argv=(argv[0], *terminal, *argv[1:], remote))
+
     async def remove(self, machine: Machine, host_id: str, lease: dict[str, str]) -> None:
         """End every process of the host, remove what was made, give the lease back."""
         fields = {**await self._whose(machine, lease), "id": host_id}
         reply = await self._ask(machine, "remove", fields)
         if reply.get("need"):  # its copy is gone or of another version, and with it the code that finds processes
-            await self._ask(machine, "remove", fields, bundle().data)
+            await self._ask(machine, "remove", fields, packed_agent())
 
     async def check(self, machine: Machine, host_id: str, lease: dict[str, str]) -> None:
         """`Held` if another has the machine's lease. Ours is kept fresh, since /tmp is cleaned by age; one that is gone anyway
@@ -146,6 +185,27 @@ class MachineWork:
             raise Unable(f"{place_of(machine)} has {what}", "install Python 3.8 or newer on the machine")
         said = (done.err or done.out.decode(errors="replace")).strip().splitlines()
         raise ProviderError(f"{place_of(machine)}: {said[-1] if said else f'python3 exited with {done.code}'}")
+
+
+@cache
+def packed_agent() -> bytes:
+    """The agent's file as it travels: a third of its size, which counts when hundreds of machines share an uplink."""
+    return zlib.compress(bundle().data)
+
+
+def owner_of(folder: Path) -> str:
+    """This Podway's name for itself towards the outside, kept in `folder`; made when it is first asked for."""
+    path = folder / "owner"
+    if not path.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), open(path, "x") as file:
+            file.write(secrets.token_hex(8))
+    return path.read_text()
+
+
+def who_am_i() -> str:
+    """A person's words for the same."""
+    return f"{getpass.getuser()}@{platform.node()}"
 
 
 def place_of(machine: Machine) -> str:

@@ -2,7 +2,7 @@
 
     user: ubuntu                      # these six may stand at the top, for all hosts, or at a host, for that one
     port: 22
-    identity_file: ~/.ssh/id_ed25519
+    identity_file: ~/.ssh/id_ed25519  # a relative path begins at this file
     jump: admin@bastion.example.com:22
     accelerator: v6e-16               # none: hosts without chips, each for itself
     topology: 4x4
@@ -12,6 +12,7 @@
 
 Hosts of one accelerator type make slices in the order they are listed: as many to a slice as the slice has, so four lines
 for a v6e-16. What is wrong is said with file, line and column, as for task files.
+An inventory is the same file at a path of its own (`--inventory FILE`); its path takes the place of the pool's name.
 """
 
 import re
@@ -57,6 +58,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     path: Path
     slices: tuple[PoolSlice, ...]
+    ref: str = ""  # how an order names it: a pool by its name, an inventory by its path
 
     def of_kind(self, accelerator_type: str | None, topology: str | None) -> tuple[PoolSlice, ...]:
         """The slices of one kind, in the file's order."""
@@ -73,7 +75,9 @@ def pool_names(folder: Path) -> list[str]:
 
 
 def read_pool(folder: Path, name: str | None) -> Pool:
-    """The pool of that name; without one, the only pool there is."""
+    """The pool of that name, or the inventory at that path; without either, the only pool there is."""
+    if name is not None and name.startswith("/"):
+        return read_inventory(Path(name), name)
     names = pool_names(folder)
     if name is None:
         if len(names) != 1:
@@ -94,7 +98,18 @@ def read_pool(folder: Path, name: str | None) -> Pool:
     return parse_pool(data, name, path)
 
 
-def parse_pool(data: bytes, name: str, path: Path) -> Pool:
+def read_inventory(path: Path, ref: str) -> Pool:
+    """The inventory that orders name by `ref`, from this file: its own, or the copy that a cluster keeps of it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        why = error.strerror or "it cannot be read"
+        hint = "give the path of a file on the machine where the Podway server runs"
+        raise UserError(f"the inventory {path}: {why}", hint) from None
+    return parse_pool(data, Path(ref).stem, path, ref)
+
+
+def parse_pool(data: bytes, name: str, path: Path, ref: str = "") -> Pool:
     """A pool from the text of its file."""
     documents = parse(data, str(path))
     if len(documents) != 1:
@@ -119,7 +134,7 @@ def parse_pool(data: bytes, name: str, path: Path) -> Pool:
     if not seen:
         raise listed.error("no host is listed", "list the machines' addresses below `hosts:`")
     slices = tuple(part for kind, hosts in kinds.items() for part in _slices(kind, hosts))
-    return Pool(name=name, path=path, slices=slices)
+    return Pool(name=name, path=path, slices=slices, ref=ref or name)
 
 
 def _slices(kind: tuple[str | None, str | None], hosts: list[tuple[Field, Machine]]) -> list[PoolSlice]:
@@ -152,7 +167,7 @@ def _machine(root: Field, item: Field) -> Machine:
         address=address,
         port=_port(port) if port else 22,
         user=_user(root, item),
-        identity_file=_text(_shared(root, item, "identity_file")),
+        identity_file=_identity(root, item),
         jump=_jump(root, item),
     )
     return Machine(
@@ -224,8 +239,14 @@ def _jump(root: Field, item: Field) -> Endpoint | None:
     port = int(match["port"] or 22) if match else 0
     if not _ADDRESS.fullmatch(address) or (user and not _USER.fullmatch(user)) or not 0 < port < 65536:
         raise field.error(f"{field.found} is not a jump host", "write [USER@]ADDRESS[:PORT]")
-    identity = _text(_shared(root, item, "identity_file"))
+    identity = _identity(root, item)
     return Endpoint(address=address, port=port, user=user or _user(root, item), identity_file=identity)
+
+
+def _identity(root: Field, item: Field) -> str | None:
+    """The key's path; a relative one begins at the file that names it."""
+    text = _text(_shared(root, item, "identity_file"))
+    return text if text is None or text.startswith(("/", "~")) else str(Path(root.file).parent / text)
 
 
 def _accelerator(root: Field, item: Field) -> Slice | None:

@@ -1,0 +1,164 @@
+"""Google Cloud end to end, as a person types it: a pretend cloud whose hosts are real, each with its own network, files and sshd."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podway.task.task import Task
+from podway.testing.cloud.running import Running, running_sandbox
+from podway.testing.hosts import why_no_hosts
+from podway.testing.netns import why_no_namespaces
+from tests.conftest import wait_until
+from tests.e2e.harness import Podway, counting, numbered_lines, without_prefix
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+EAST = "us-east5-b"
+SECRET = "s3cr3t-of-the-cloud-7"
+ALL_REDUCE = """
+import os
+import jax, jax.numpy as jnp
+from jax.experimental import multihost_utils
+jax.distributed.initialize(os.environ["PODWAY_COORDINATOR"], int(os.environ["PODWAY_NUM_HOSTS"]), int(os.environ["PODWAY_RANK"]))
+slice_id, slices = int(os.environ["MEGASCALE_SLICE_ID"]), int(os.environ["MEGASCALE_NUM_SLICES"])
+parts = multihost_utils.process_allgather(jnp.array([10 ** slice_id]))
+print("sum over", slices, "slices:", int(parts.sum()), "coordinator", os.environ["MEGASCALE_COORDINATOR_ADDRESS"])
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    why_not = why_no_hosts() or why_no_namespaces()
+    if why_not:
+        pytest.skip(why_not)
+    with running_sandbox(tmp_path_factory.mktemp("sandbox")) as running:
+        yield running
+
+
+@pytest.fixture
+def cloud(sandbox: Running, pod: Podway, tmp_path: Path) -> Iterator[Running]:
+    """The pretend cloud, a server that uses it, and afterwards nothing left in it."""
+    pod.start(**sandbox.environment(tmp_path))
+    yield sandbox
+    for cluster in pod.client.clusters():
+        pod.client.down(cluster.name)
+    wait_until(lambda: living(sandbox) == [], 60, "an empty cloud")
+
+
+def living(cloud: Running) -> list[str]:
+    return [one["name"].partition("/locations/")[2] or one["name"] for one in cloud.command("GET", "ledger")["living"]]
+
+
+def podway(pod: Podway, *words: str, code: int = 0, seconds: float = 100) -> str:
+    """What a command prints, as a person types it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "podway.cli.main", *words],
+        env={**os.environ, "PODWAY_HOME": str(pod.home)},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_pod_from_launch_to_down(pod: Podway, cloud: Running, tmp_path: Path) -> None:
+    """v6e-16: four hosts; files, setup, run, exec, logs, cancel, ssh, down."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "hello.sh").write_text('echo "rank $PODWAY_RANK of $PODWAY_NUM_HOSTS on $(hostname) says $1"\n')
+    shown = podway(pod, "launch", "-y", "-c", "c", "--infra", "gcp", "--zone", EAST, "--tpus", "v6e-16",
+                   "--workdir", str(work), "--secret", f"TOK={SECRET}", "bash hello.sh $TOK; [ ${#TOK} = 21 ]")  # fmt: skip
+    nodes = [name.rpartition("/")[2] for name in living(cloud) if "/nodes/" in name]
+    assert len(nodes) == 1
+    for rank in range(4):
+        assert f"rank {rank} of 4 on t1v-n-" in shown
+        assert f"-w-{rank} says ***" in shown
+    assert SECRET not in shown
+    assert f"gcp/{EAST}" in podway(pod, "status")
+    podway(pod, "exec", "c", "-d", "echo begun; sleep 60 & wait")
+    wait_until(lambda: "begun" in podway(pod, "logs", "c", "2", "--no-follow"), 30, "the second job")
+    shown = podway(pod, "ssh", "c", "-w", "3", "--", "whoami; pwd; echo $TPU_WORKER_ID $TPU_NAME")
+    assert shown.split() == ["podway", "/home/podway/sky_workdir", "3", *nodes]
+    config = str(pod.home / "gcp" / "config")
+    out = subprocess.run(["ssh", "-F", config, "c-worker2", "hostname"], capture_output=True, text=True, timeout=20)
+    assert out.stdout.strip().endswith("-w-2"), out.stderr
+    podway(pod, "cancel", "-y", "c")
+    assert pod.finished("c", 2) == "CANCELLED"
+    pattern = f"[{SECRET[0]}]{SECRET[1:]}"  # which the looking itself does not match
+    look = f"cat /proc/[0-9]*/cmdline | grep -ao '{pattern}'; grep -rsl '{pattern}' ~ /tmp /var/tmp; true"
+    for rank in range(4):
+        assert podway(pod, "ssh", "c", "-w", str(rank), "--", look) == ""
+    assert "can only be deleted" in podway(pod, "stop", "-y", "c", code=1)
+    podway(pod, "down", "-y", "c")
+    wait_until(lambda: pod.client.clusters() == [], 30, "the end of the cluster")
+
+
+@pytest.mark.parametrize(
+    ("file", "hosts", "kinds"),
+    [
+        ("tpu-vm-resources.yaml", 1, {"nodes"}),
+        ("tpu-pod-resources.yaml", 8, {"nodes", "queuedResources"}),
+        ("tpu-node-resources.yaml", 1, {"nodes", "instances", "disks"}),
+    ],
+)
+def test_the_seeds_resources_come_as_they_are_written(
+    pod: Podway, cloud: Running, file: str, hosts: int, kinds: set[str]
+) -> None:
+    podway(pod, "launch", "-y", "-c", "c", "--infra", "gcp", str(EXAMPLES / "seeds" / file))
+    wait_until(lambda: pod.client.cluster("c").state == "UP", 60, "the cluster")
+    assert {name.split("/")[-2] for name in living(cloud)} == kinds
+    shown = podway(pod, "exec", "c", "echo $PODWAY_NUM_HOSTS hosts, TPU $TPU_NAME")
+    names = {name.rpartition("/")[2] for name in living(cloud) if "/nodes/" in name}
+    assert f"{hosts} hosts, TPU {names.pop()}" in shown
+    podway(pod, "down", "-y", "c")
+    wait_until(lambda: pod.client.clusters() == [], 30, "the end of the cluster")
+
+
+def test_two_slices_reduce_over_both_with_jax(pod: Podway, cloud: Running, tmp_path: Path) -> None:
+    """2 x v5litepod-16: eight hosts, one queued resource, one gang; each host a JAX process over the hosts' own network."""
+    jax = pytest.importorskip("jax")
+    packages = Path(jax.__file__).parent.parent
+    look = ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"]
+    seen = subprocess.run(look, capture_output=True, text=True)
+    if seen.stdout.split() != [str(part) for part in sys.version_info[:2]]:
+        pytest.skip("the hosts' own python3 is of another version than the one that JAX is installed for")
+    (tmp_path / "reduce.py").write_text(ALL_REDUCE)
+    (tmp_path / "task.yaml").write_text(f"""
+name: reduce
+resources:
+  infra: gcp
+  accelerators: tpu-v5litepod-16
+num_nodes: 2
+workdir: {tmp_path}
+envs: {{JAX_PLATFORMS: cpu, PYTHONPATH: "{packages}"}}
+run: /usr/bin/python3 reduce.py
+""")
+    shown = podway(pod, "launch", "-y", "-c", "c", str(tmp_path / "task.yaml"), seconds=110)
+    assert "(all 8 hosts) sum over 2 slices: 44 coordinator 10." in shown
+    assert sum("/queuedResources/" in name for name in living(cloud)) == 1
+    assert sum("/nodes/" in name for name in living(cloud)) == 2
+    podway(pod, "down", "-y", "c")
+    wait_until(lambda: pod.client.clusters() == [], 30, "the end of the cluster")
+
+
+def test_a_host_cut_off_and_an_sshd_killed_cost_no_line(pod: Podway, cloud: Running) -> None:
+    """One worker of a pod is off the network for a while, another's sshd is dead for a while; the job and its log go on."""
+    podway(pod, "launch", "-y", "-c", "c", "--infra", "gcp", "--zone", EAST, "--tpus", "v6e-16")
+    wait_until(lambda: pod.client.cluster("c").state == "UP", 60, "the cluster")
+    node = pod.client.cluster("c").hosts[0].tpu_name
+    job = pod.client.execute("c", Task(run=counting("run", 200, pause=0.05))).job
+    assert job is not None
+    wait_until(lambda: "line 20" in pod.log_text("c", job, follow=False), 30, "the first lines")
+    cloud.command("POST", "partition", {"node": node, "workers": [2]})
+    cloud.command("POST", "hosts", {"node": node, "workers": [1], "deed": "kill-sshd"})
+    wait_until(lambda: "run 3 line 100" in pod.log_text("c", job, follow=False), 60, "the others' lines")
+    cloud.command("POST", "partition", {"node": node, "workers": [2], "on": False})
+    cloud.command("POST", "hosts", {"node": node, "workers": [1], "deed": "start-sshd"})
+    assert pod.finished("c", job, 80) == "SUCCEEDED"
+    assert without_prefix(pod.log_text("c", job)) == numbered_lines(4, {"run": 200})
+    podway(pod, "down", "-y", "c")
+    wait_until(lambda: pod.client.clusters() == [], 30, "the end of the cluster")
