@@ -11,7 +11,7 @@ def test_it_shows_each_log_as_it_should() -> None:
         ("mixed", 3200, 200 + 8 * 200),
     ]
     assert all(case.lines_per_s > 1000 and 5 < case.peak_mb < 150 for case in row.cases)
-    assert "LINES/S" in report(row) and "mixed" in report(row)
+    assert "LINES/CPU S" in report(row) and "mixed" in report(row)
 
 
 def test_the_goals_are_met_by_the_worst() -> None:

@@ -149,7 +149,7 @@ def report(row: Row) -> str:
         (case.name, f"{case.lines:,}", f"{case.shown:,}", f"{case.lines_per_s:,.0f}", f"{case.peak_mb:.0f}")
         for case in row.cases
     ]
-    return table(("LOG", "LINES", "SHOWN", "LINES/S", "PEAK MB"), rows, right=(1, 2, 3, 4))
+    return table(("LOG", "LINES", "SHOWN", "LINES/CPU S", "PEAK MB"), rows, right=(1, 2, 3, 4))
 
 
 def main(arguments: list[str]) -> None:

@@ -152,7 +152,7 @@ def merge_table() -> str:
         [case.name, f"{case.lines:,}", f"{case.shown:,}", f"{case.lines_per_s:,.0f}", f"{case.peak_mb:.0f}"]
         for case in logmerge.run().cases
     ]
-    return report.table(["log", "lines in", "lines shown", "lines/s", "peak MB"], rows)
+    return report.table(["log", "lines in", "lines shown", "lines per CPU second", "peak MB"], rows)
 
 
 def _ended(job: Job) -> Job:
@@ -177,7 +177,10 @@ def main() -> int:
         parts += ["### Overhead (seconds, from typing to the first line of user output)",
                   report.table(["what", "median", "least", "most", "budget"], rows)]  # fmt: skip
         print("\n".join(parts[-2:]), flush=True)
-        parts += ["### Merging logs of 64 ranks x 10,000 lines (budget: 200,000 lines/s, 150 MB)", merge_table()]
+        parts += [
+            "### Merging logs of 64 ranks x 10,000 lines (budget: 200,000 lines per second of one core, 150 MB)",
+            merge_table(),
+        ]
         print("\n".join(parts[-2:]), flush=True)
         report.write_section("spine", "## Spine (`make bench`)\n\n" + "\n\n".join(parts))
         return 0

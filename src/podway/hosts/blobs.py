@@ -60,6 +60,14 @@ class BlobStore:
             self.put_pack([packs.FRAME.pack(bytes.fromhex(digest), len(data)), data])
         return digest
 
+    def adopt(self, path: Path) -> tuple[str, int]:
+        """Take a whole file that lies in `root` for one of ours: its digest and size. It moves."""
+        with path.open("rb") as file:
+            digest = packs.digest_of(file)
+        size = path.stat().st_size
+        path.replace(self._path(digest))
+        return digest, size
+
     def size(self, digest: str) -> int:
         """The length of a blob."""
         try:

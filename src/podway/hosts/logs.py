@@ -12,7 +12,7 @@ Somebody who comes back brings the `Cursor` of the last lines they were given an
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from podway.errors import ProviderError
@@ -58,8 +58,8 @@ class RankFeed(Protocol):
         """Which rank."""
 
     @property
-    def phases(self) -> Sequence[str]:
-        """Its phases in order, such as setup and run."""
+    def phases(self) -> Iterable[str]:
+        """Its phases in order, such as setup and run; asked for the next one when one has ended."""
 
     async def read(self, phase: str, offset: int, wait: float, limit: int) -> Chunk:
         """The bytes from `offset` on, at most `limit` and all there are below that; if none, wait so long for some.

@@ -53,7 +53,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renderer:
-    """Push chunks, take lines. `ips` has an address for each rank; `cursor` is where an earlier reader stopped."""
+    """Push chunks, take lines. `ips` has an address for each rank; `cursor` is where an earlier reader stopped.
+
+    `tail_from` is where to begin for the sake of --tail: what is before it is known to be too long ago.
+    """
 
     def __init__(
         self,
@@ -63,11 +66,12 @@ class Renderer:
         name: str = "",
         secrets: Iterable[str] = (),
         cursor: Cursor | None = None,
+        tail_from: Cursor | None = None,
         skew: Mapping[int, int] | None = None,
     ) -> None:
         self.options = options
         self.hosts = len(ips)
-        self.cursor = cursor or Cursor(self.hosts)
+        self.cursor = cursor or tail_from or Cursor(self.hosts)
         self.ranks = range(self.hosts) if options.rank is None else [_checked(options.rank, self.hosts)]
         self._ips = ips
         self._name = name

@@ -12,4 +12,4 @@ class FileTree(msgspec.Struct, frozen=True, kw_only=True):
     manifest: str
     size: int = 0
     count: int = 0
-    kind: Literal["workdir", "mount"] = "mount"
+    kind: Literal["workdir", "mount", "bucket"] = "mount"  # bucket: `target` is gs://..., and no host gets it

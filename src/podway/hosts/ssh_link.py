@@ -50,6 +50,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user: str | None = None
     identity_file: str | None = None
     jump: "Endpoint | None" = None
+    alias: str | None = None  # its name in known_hosts, where addresses are given to one machine after another
 
     def __str__(self) -> str:
         return self.address if self.port == 22 else f"{self.address}:{self.port}"
@@ -57,6 +58,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def known_as(self) -> str:
         """Its name in a known_hosts file (sshd(8))."""
+        if self.alias is not None:
+            return self.alias
         return self.address if self.port == 22 else f"[{self.address}]:{self.port}"
 
 
@@ -97,6 +100,15 @@ class Pins:
                 file.write(f"{endpoint.known_as} {key.export_public_key('openssh').decode().strip()}\n")
                 return key
         return known[0]
+
+    def forget(self, prefixes: tuple[str, ...]) -> None:
+        """Remove the pins of machines that are no more: those whose names begin so."""
+        with contextlib.suppress(FileNotFoundError), open(self.path, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            kept = [line for line in file if not line.startswith(prefixes)]
+            file.seek(0)
+            file.writelines(kept)
+            file.truncate()
 
 
 class _Gatekeeper(asyncssh.SSHClient):

@@ -1,7 +1,7 @@
 """What Podway does on a machine besides talking to its agent: claim it, start the agent, remove every trace.
 
 This file is not imported there but sent: `python3` on the machine reads it from its input, then one JSON line that says what
-to do, then perhaps the agent's own file; it answers one JSON line. So it is one file, standard library only, Python >= 3.8,
+to do, then perhaps the agent's own file, packed; it answers one JSON line. So it is one file, standard library only, Python >= 3.8,
 and nothing secret is ever in an argument. On this side `program()` is the text to send and `command` what to run.
 
     claim    take the machine's lease (a file in /tmp, there or not there in one step), see what it has
@@ -27,6 +27,7 @@ import stat
 import subprocess
 import sys
 import time
+import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ OWNER = "ssh-owner.json"
 REPLY = "PODWAY-REPLY "
 OLD_PYTHON = 98  # what `command` exits with where python3 cannot run the program
 # What the agent keeps below STATE; anything else there is not ours (a person's own Podway may live in the same folder).
-AGENT_FILES = ("agent.lock", "agent.pid", "agent.log", "agent.sock", "bell", "jobs", "incoming", "manifests", "applied")
+AGENT_FILES = (
+    *("agent.lock", "agent.pid", "agent.log", "agent.sock", "bell", "jobs", "incoming", "manifests", "applied"),
+    "mounts",
+)
 AGENT_PREFIXES = ("agent-", "trash.")
 START_S = 30.0
 KILL_S = 15.0
@@ -110,15 +114,13 @@ def claim(request: Fields) -> Fields:
 
 
 def start(request: Fields, body: bytes) -> Fields:
-    """{lease_path, home, id, agent, address} and perhaps the agent's file -> {pid}."""
+    """{lease_path, home, id, agent, address} and perhaps the agent's file (packed by zlib) -> {pid}."""
     home = request["home"]
     path = agent_path(home, request["agent"])
     if (_read(os.path.join(home, STATE, OWNER)) or {}).get("id") != request["id"]:
         raise Refused("the machine was given back meanwhile", "given-back")
     if body:
-        if hashlib.sha256(body).hexdigest() != request["agent"]:
-            raise Refused("the agent's file arrived damaged", "damaged")
-        _put(path, body, 0o700)
+        _put(path, _unpacked(request, body), 0o700)
     arguments = [sys.executable, "-S", "-E", path, "serve", "--home", home, "--address", request["address"], "--daemon"]
     done = subprocess.run(
         arguments,
@@ -140,7 +142,7 @@ def remove(request: Fields, body: bytes) -> Fields:
     path = agent_path(home, request["agent"])
     if body:
         path = f"/tmp/podway-remove-{os.getpid()}.pyz"
-        _put(path, body, 0o600)
+        _put(path, _unpacked(request, body), 0o600)
     elif _digest(path) != request["agent"]:
         return {"need": "agent"}
     try:
@@ -161,6 +163,15 @@ def remove(request: Fields, body: bytes) -> Fields:
         if body:
             os.unlink(path)
     return {"removed": True}
+
+
+def _unpacked(request: Fields, body: bytes) -> bytes:
+    """The agent's file, as it was before it was sent."""
+    with contextlib.suppress(zlib.error):
+        data = zlib.decompress(body)
+        if hashlib.sha256(data).hexdigest() == request["agent"]:
+            return data
+    raise Refused("the agent's file arrived damaged", "damaged")
 
 
 def _home(request: Fields) -> str:
@@ -238,6 +249,7 @@ def _agent_lives(state: str) -> bool:
 
 
 def _remove_files(home: str, state: str) -> None:
+    _unmount(state)
     owner = _read(os.path.join(state, OWNER)) or {}
     made = [path for path in owner.get("made") or () if isinstance(path, str)]
     _remove_synced(state)
@@ -251,6 +263,21 @@ def _remove_files(home: str, state: str) -> None:
     for folder in [state, *([home] if home in made else [])]:
         with contextlib.suppress(OSError):
             os.rmdir(folder)  # only if nothing else is in it
+
+
+def _unmount(state: str) -> None:
+    """Buckets whose mounts were killed a moment ago (podway.storage.render says what they leave here)."""
+    mounts = os.path.join(state, "mounts")
+    for name in os.listdir(mounts) if os.path.isdir(mounts) else ():
+        for kind, command in (("target", ["fusermount3", "-uz"]), ("made", ["rmdir"])):
+            try:
+                with open(os.path.join(mounts, name, kind), encoding="utf-8", errors="surrogateescape") as file:
+                    paths = file.read().splitlines()
+            except FileNotFoundError:
+                continue
+            for path in paths:
+                with contextlib.suppress(OSError, subprocess.SubprocessError):
+                    subprocess.run([*command, path], stderr=subprocess.DEVNULL, timeout=10.0)
 
 
 def _remove_synced(state: str) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from podway.errors import ProviderError, UserError
 from podway.hosts.agent import packs
 from podway.hosts.blobs import BlobStore
+from podway.hosts.link import AgentRefused
 from podway.hosts.tree import Manifest
 
 CHUNK = 4 << 20
@@ -166,6 +167,9 @@ class _Sync:
                 raise error
         host, first = min(self._failures.items())
         others = f" (and {len(self._failures) - 1} more hosts failed)" if len(self._failures) > 1 else ""
+        if isinstance(first, AgentRefused) and first.code == "no-space":
+            full = f"the disk of host {host} ({self._hosts[host].address}) is full: {first}{others}"
+            raise UserError(full, "free some space there, then run it again", status=507)
         what = f"files could not be brought to host {host} ({self._hosts[host].address}): {first}{others}"
         transient = all(isinstance(error, ProviderError) and error.transient for error in self._failures.values())
         raise ProviderError(what, transient=transient)

@@ -74,6 +74,10 @@ class Jobs:
                 self._open.pop(key, None)
         return strangers
 
+    def busy(self) -> bool:
+        """Whether a phase of any job is under way."""
+        return any(each.unfinished() for each in list(self._open.values()))
+
     # -- operations ------------------------------------------------------------------------------------------------
 
     def start(self, request: Fields) -> Answer:

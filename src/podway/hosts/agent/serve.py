@@ -22,6 +22,7 @@ from . import files, linux, processes, wire
 from .jobs import Jobs
 from .packs import FilesError
 from .phase import Refused
+from .rest import Rest
 from .runner import BELL
 
 TYPE_CHECKING = False
@@ -62,6 +63,7 @@ class Agent:
         # Runners are started from this descriptor: the very file this agent runs, whatever lies at its path by then.
         bundle = os.open(identity.bundle, os.O_RDONLY | os.O_CLOEXEC)
         self._jobs = Jobs(identity.state, identity.home, bundle)
+        self._rest = Rest(identity.state, self._jobs.busy)
         self._operations: dict[str, Callable[[Fields], Answer]] = {
             "hello": self._hello,
             "shutdown": self._shutdown,
@@ -75,6 +77,7 @@ class Agent:
             "forget": self._jobs.forget,
             "chips": self._jobs.chips,
             "sweep": self._jobs.sweep,
+            "rest": self._take_rest,
         }
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -97,7 +100,10 @@ class Agent:
             poll.register(fd, select.POLLIN)
         strangers = self._jobs.supervise()
         while not self._stop:
-            events = {fd for fd, _ in poll.poll(_STRANGERS_EVERY_S * 1000 if strangers else None)}
+            waits = [_STRANGERS_EVERY_S] if strangers else []
+            rest = self._rest.look()
+            waits += [] if rest is None else [rest]
+            events = {fd for fd, _ in poll.poll(min(waits) * 1000 if waits else None)}
             if listener.fileno() in events:
                 self._accept(listener)
             for fd in events & {bell, self._woken}:
@@ -210,6 +216,12 @@ class Agent:
             "home": self._identity.home,
             "address": self._identity.address,
         }, None
+
+    def _take_rest(self, request: Fields) -> Answer:
+        """The rule for a host that idles without a server; the main loop must learn of it."""
+        answer = self._rest.operation(request)
+        os.write(self._wake, b"\n")
+        return answer
 
     def _shutdown(self, request: Fields) -> Answer:
         """End all jobs (unless `keep_jobs`), then, once this is answered, the agent."""

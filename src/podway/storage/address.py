@@ -1,0 +1,23 @@
+"""Where something lies in object storage: `gs://BUCKET/PREFIX`, taken apart. Pure."""
+
+import msgspec
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A bucket, and what the names of its objects begin with ("" for all of it)."""
+
+    bucket: str
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        return f"gs://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def name_of(self, path: str) -> str:
+        """The object of a path below this address."""
+        return f"{self.prefix}/{path}" if self.prefix else path
+
+
+def parse(uri: str) -> Address:
+    """The address that the readers of task files have proven to be one."""
+    bucket, _, prefix = uri.removeprefix("gs://").partition("/")
+    return Address(bucket, prefix.strip("/"))
