@@ -28,6 +28,14 @@ POINTS = (
     "down.after-destroy",
     "stop.marked",
     "stop.after-stop",
+    "failover.marked",
+    "again.before-clear",
+    "again.after-clear",
+    "again.marked",
+    "recover.before-save",
+    "recover.saved",
+    "recover.jobs-marked",
+    "recover.marked",
 )
 
 _armed = os.environ.get("PODWAY_CRASH_AT", "")

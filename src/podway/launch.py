@@ -10,6 +10,7 @@ is what every script that reads them wants (the peers say 0, 1 or the number of 
 
 import json
 import shlex
+import zlib
 
 import msgspec
 
@@ -34,6 +35,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool
     user: str
     submitted: float
+    attempt: int = 1  # counts the times the job was begun, for scripts that want to know
     cache_dir: str = ""  # shared by the simulated hosts of one machine
 
     def script(self, phase: str) -> str:
@@ -60,6 +62,7 @@ def _common(launch: Launch, host: Host) -> dict[str, str]:
         "HOSTNAME": f"{launch.cluster}-{host.rank}",
         "PODWAY_JOB": launch.job,
         "PODWAY_JOB_ID": str(launch.number),
+        "PODWAY_ATTEMPT": str(launch.attempt),
         "PODWAY_HOST_ID": host.id,
         "PODWAY_CLUSTER": launch.cluster,
         "PODWAY_RANK": str(host.rank),
@@ -77,9 +80,12 @@ def _common(launch: Launch, host: Host) -> dict[str, str]:
 
 
 def _coordinator(launch: Launch) -> str:
-    # Consecutive jobs use neighbouring ports so that a socket in TIME_WAIT of the last job never blocks the next.
-    port = COORDINATOR_PORT + (launch.number % 500 if launch.simulated else 0)
-    return f"{launch.hosts[0].address}:{port}"
+    address, port = launch.hosts[0].address, COORDINATOR_PORT
+    if launch.simulated:
+        # JAX's coordinator listens on every address of the machine, so each simulated cluster needs a port of its own; and each
+        # job, so that a socket in TIME_WAIT of the last one never blocks the next.
+        port += zlib.crc32(f"{address} {launch.number}.{launch.attempt}".encode()) % 20_000
+    return f"{address}:{port}"
 
 
 def _skypilot(launch: Launch, host: Host, phase: str) -> dict[str, str]:
@@ -131,7 +137,7 @@ def _tpu(launch: Launch, host: Host) -> dict[str, str]:
     tpu = find_slice(order.accelerator_type, order.topology)
     peers = [h.address for h in launch.hosts if h.slice == host.slice]
     env = {
-        "TPU_NAME": launch.cluster if order.slices == 1 else f"{launch.cluster}-{host.slice}",
+        "TPU_NAME": host.tpu_name or (launch.cluster if order.slices == 1 else f"{launch.cluster}-{host.slice}"),
         "TPU_WORKER_ID": str(host.worker),
         "TPU_WORKER_HOSTNAMES": ",".join(peers),
         "TPU_ACCELERATOR_TYPE": tpu.accelerator_type,

@@ -76,7 +76,7 @@ def test_interrupt_without_a_job(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("podway.server.client.Client.clusters", interrupted)
+    monkeypatch.setattr("podway.server.client.Client.overview", interrupted)
     result = run("status")
     assert result.code == 130
     assert result.err == "\nInterrupted. What was already asked for goes on; see it with: podway status\n"

@@ -5,7 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from podway.cli import cost
 from podway.errors import UserError
+from podway.server.api import EventView, StrayView
 from tests.cli import records
 from tests.cli.conftest import Run, on_terminal
 from tests.cli.stub import Stub
@@ -107,3 +109,52 @@ def test_autostop(run: Run, three: Stub) -> None:
     assert run("autostop", "other", "--cancel", "-i", "3").code == 1
     assert run("autostop", "other", "-i", "-3").code == 2
     assert run("autostop", "nope").code == 1
+
+
+def stray(**changes: object) -> StrayView:
+    made = StrayView(
+        provider="gcp",
+        kind="node",
+        name="projects/p/locations/us-east5-b/nodes/lost-1",
+        cluster="lost",
+        zone="us-east5-b",
+        condition="ready",
+        accelerator_type="v6e-8",
+        created=records.NOW - 3600,
+        hourly_cost=21.6,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_strays_are_shown_and_purged(run: Run, stub: Stub) -> None:
+    stub.strays = [stray()]
+    assert "1 resource belong" in run("status").err
+    shown = run("status", "--refresh").out
+    assert "nodes/lost-1" in shown and "gcp/us-east5-b" in shown and "podway down --purge" in shown
+    result = run("down", "--purge", "-y")
+    assert result.code == 0 and "Deleted 1 resource; nothing is left." in result.out
+    assert run("down", "--purge", "-y").out == "No resource is without its cluster.\n"
+    assert "give no names with it" in run("down", "--purge", "demo").err
+
+
+def test_purge_asks_first(stub: Stub) -> None:
+    stub.strays = [stray()]
+    code, shown = on_terminal("down", "--purge", typed="n\n")
+    assert code == 1 and "Deleting 1 resource" in shown
+    assert stub.asked("DELETE", "/v1/strays") == []
+
+
+def test_a_deletion_that_fails_is_told_while_it_goes_on(run: Run, three: Stub) -> None:
+    error = EventView(id=7, time=1.0, job=None, kind="error", text="PERMISSION_DENIED: no", detail={})
+    three.later_events["exp-1"] = [error]
+    result = run("down", "exp-1", "-y")
+    assert result.code == 0
+    assert "├── exp-1: PERMISSION_DENIED: no (trying again; Ctrl-C leaves it to the server)" in result.out
+
+
+def test_cost_counts_strays(stub: Stub) -> None:
+    paid = records.cluster(simulated=False, hourly_cost=10.0, cost=5.0, order=records.order(provider="gcp"))
+    shown = cost.page([paid], records.NOW, [stray()])
+    assert "Billing now: $31.60/h (1 cluster, 1 stray)" in shown
+    assert "STRAY" in shown and "Total: $26.60" in shown
+    assert "Nothing is billing now." in cost.page([records.cluster()], records.NOW)

@@ -105,6 +105,7 @@ def test_json_is_one_document_and_the_rest_is_on_stderr(run: Run, stub: Stub) ->
         "cluster_id": "id-demo",
         "job": 1,
         "created": True,
+        "notes": [],
         "state": "FAILED",
         "reason": "run on worker2 (rank 2, 127.20.0.3) exited with code 7",
     }
@@ -295,3 +296,64 @@ def test_on_a_terminal_no_means_no(home: Path, stub: Stub) -> None:
     code, shown = on_terminal("launch", "-d", "-y", "-c", "demo", "true")
     assert code == 0
     assert "Proceed?" not in shown
+
+
+def test_where_and_how_long_to_try(run: Run, stub: Stub) -> None:
+    stub.frames = GOOD
+    words = ("--tpus", "v6e-16", "--zone", "us-east5-b", "-r", "--valid-until", "6h")
+    assert run("launch", "-y", "-c", "demo", *words, "true").code == 0
+    (body,) = stub.asked("POST", LAUNCH)
+    assert (body["retry_until_up"], body["valid_until_s"]) == (True, 21600.0)
+    place = body["task"]["resources"][0]["placement"]
+    assert place == {"provider": "gcp", "region": "us-east5", "zone": "us-east5-b"}
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--valid-until", "soon"), "--valid-until 'soon' is no duration"),
+        (("--valid-until", "0h"), "--valid-until '0h' is no duration"),
+        (("--infra", "gcp/us-east5", "--zone", "us-east5-b"), "--infra gcp/us-east5 names a place"),
+        (("--zone", "us-east5-b", "--region", "us-west1"), "us-east5-b is not in the region us-west1"),
+        (("--model", "llama3-8b"), "--model is for --tpus auto"),
+        (("--tpus", "auto"), "names a model"),
+    ],
+)
+def test_mistakes_about_the_place_are_told(run: Run, stub: Stub, words: tuple[str, ...], what: str) -> None:
+    result = run("launch", "-y", *words, "true")
+    assert result.code == 1 and what in result.err and stub.asked("POST", LAUNCH) == []
+
+
+def test_a_slice_is_picked_for_the_model(run: Run, stub: Stub) -> None:
+    stub.frames = GOOD
+    result = run("launch", "-y", "-c", "demo", "--tpus", "auto", "podway serve llama3-8b")
+    assert result.code == 0
+    chosen = stub.asked("POST", LAUNCH)[0]["task"]["resources"][0]["accelerator"]["type"]
+    assert f"Chosen to serve llama3-8b: {chosen}." in result.err
+
+
+def test_a_step_that_cannot_fit_is_told_before_anything_is_made(run: Run, stub: Stub) -> None:
+    stub.frames = GOOD
+    big = "podway train model.name=llama3-70b batch.length=8192 batch.sequences=512"
+    result = run("launch", "-y", "-c", "demo", "--tpus", "v6e-16", big)
+    assert "Warning: this does not fit: llama3-70b on v6e-16" in result.err
+    assert result.code == 0
+
+
+def test_failover_and_recovery_are_told_as_they_happen(run: Run, stub: Stub) -> None:
+    failed = "Could not get v6e-16 in us-east5-a: no capacity. Trying v6e-16 in us-east5-b"
+    stub.frames = [
+        GOOD[0],
+        Frame(kind="event", text=failed, event=2, state="INIT"),
+        GOOD[2],
+        GOOD[6],
+        Frame(kind="log", text="(head, rank=0, pid=8) one\n", cursor="a"),
+        Frame(kind="event", text="is recovering: its hosts were preempted", event=7, state="RECOVERING"),
+        Frame(kind="event", text="is up: v6e-16", event=8, state="UP"),
+        Frame(kind="log", text="(run-2, head, rank=0, pid=8) two\n", cursor="b"),
+        Frame(kind="end", state="SUCCEEDED"),
+    ]
+    out = run("launch", "-y", "-c", "demo", "--tpus", "v6e-16", "true").out
+    assert f"├── {failed}" in out
+    assert "⚙︎ Job 1 is recovering: its hosts were preempted" in out
+    assert out.count("Cluster up: demo.") == 2 and out.count("Job submitted, ID: 1") == 1

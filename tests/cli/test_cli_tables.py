@@ -42,7 +42,8 @@ def test_status_by_name_and_pattern(run: Run, stub: Stub) -> None:
     stub.add(records.cluster("exp-1"), records.cluster("exp-2"), records.cluster("other"))
     names = [row["name"] for row in json.loads(run("status", "exp-*", "-o", "json").out)]
     assert names == ["exp-1", "exp-2"]
-    assert run("status", "-r", "-v", "other").out.count("\n") == 2
+    assert run("status", "-v", "other").out.count("\n") == 2
+    assert "No resource is without its cluster." in run("status", "-r", "other").out
     result = run("status", "exp-1", "nope")
     assert result.code == 1
     assert result.err == "Error: there is no cluster 'nope'\n  clusters there are: exp-1, exp-2, other\n"
@@ -94,6 +95,7 @@ def test_cost_table() -> None:
         "odd   8 mins ago  3m 10s    1x[tpu-v6e-16]  UP          -                  -",
         "gone  1 day ago   2h 5m     1x[tpu-v6e-16]  TERMINATED  $43.20             $90.00",
         "",
+        "Billing now: $0.00/h, and 1 at an unknown price (1 cluster, 0 strays)",
         "Total: $90.00, and 1 at an unknown price",
     ]
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podway.control.decide import RankStatus, decide, judge
-from podway.control.records import ENDED, ClusterState, Exit, JobState
+from podway.control.decide import Action, RankStatus, decide, judge
+from podway.control.records import ENDED, ClusterState, Exit, Job, JobState
 from podway.providers import Condition, Observation
-from podway.task.task import Autostop
+from podway.task.task import Autostop, Recovery, Task
 from tests.control.samples import cluster, hosts, job
 
 UP = {"state": ClusterState.UP, "hosts": hosts(), "up_since": 1000.0}
@@ -21,13 +21,16 @@ TABLE = [
     ("up", ClusterState.INIT, "deleting", 1, "submit"),
     ("up", ClusterState.INIT, "ready", 1, "mark"),
     ("up", ClusterState.INIT, "stopped", 1, "start"),
-    ("up", ClusterState.INIT, "failed", 0, "destroy"),
-    ("up", ClusterState.INIT, "preempted", 0, "destroy"),
+    ("up", ClusterState.INIT, "failed", 0, "fail-over"),
+    ("up", ClusterState.INIT, "preempted", 0, "fail-over"),
     ("up", ClusterState.INIT, "stopping", 0, "wait"),
     ("up", ClusterState.UP, "ready", 0, "wait"),
     ("up", ClusterState.UP, "ready", 2, "begin-jobs"),
-    ("up", ClusterState.UP, "absent", 0, "mark"),
-    ("up", ClusterState.UP, "absent", 1, "cancel-jobs"),
+    ("up", ClusterState.UP, "absent", 0, "lose"),
+    ("up", ClusterState.UP, "absent", 1, "lose"),
+    ("up", ClusterState.UP, "preempted", 1, "lose"),
+    ("up", ClusterState.UP, "failed", 1, "lose"),
+    ("up", ClusterState.UP, "deleting", 1, "lose"),
     ("stopped", ClusterState.STOPPING, "ready", 1, "cancel-jobs"),
     ("stopped", ClusterState.STOPPING, "ready", 0, "stop"),
     ("stopped", ClusterState.STOPPING, "creating", 0, "stop"),
@@ -51,9 +54,62 @@ def test_table(goal: str, state: ClusterState, condition: Condition, open_jobs: 
     assert action.verb == verb
 
 
-def test_a_cluster_whose_hosts_are_gone_is_marked_gone() -> None:
+def test_a_cluster_whose_hosts_are_gone_says_so() -> None:
     action = decide(cluster(**UP), [], Observation(condition="absent"), 1001.0)
-    assert (action.state, action.reason) == (ClusterState.GONE, "its hosts disappeared")
+    assert (action.verb, action.reason) == ("lose", "its hosts disappeared")
+
+
+class TestRecovery:
+    recovery = Task(run="true", recovery=Recovery())
+
+    def lost(self, *jobs: Job, condition: Condition = "preempted") -> Action:
+        seen = Observation(condition=condition, hosts=hosts() if condition == "ready" else ())
+        return decide(cluster(**UP | {"generation": 3}), list(jobs), seen, 1001.0)
+
+    def test_a_job_that_comes_back_has_the_cluster_made_anew(self) -> None:
+        action = self.lost(job(1, state=JobState.RUNNING, task=self.recovery))
+        assert (action.verb, action.jobs) == ("recover", (1,))
+
+    def test_what_has_not_begun_and_brings_its_setup_stays_in_the_queue(self) -> None:
+        action = self.lost(job(1, state=JobState.RUNNING, task=self.recovery), job(2), job(3, run_setup=False))
+        assert action.jobs == (1, 2)
+
+    def test_without_recovery_nothing_is_made_anew(self) -> None:
+        assert self.lost(job(1, state=JobState.RUNNING)).verb == "lose"
+
+    def test_a_lost_rank_is_enough(self) -> None:
+        back = job(1, state=JobState.RECOVERING, task=self.recovery, lost_generation=3)
+        assert self.lost(back, condition="ready").verb == "recover"
+
+    def test_a_job_on_its_new_hosts_begins(self) -> None:
+        back = job(1, state=JobState.RECOVERING, task=self.recovery, lost_generation=2)
+        assert self.lost(back, job(2), condition="ready") == Action(verb="begin-jobs", jobs=(1,))
+
+    def waiting(self, now: float, *jobs: Job, condition: Condition = "absent", **changes: object) -> Action:
+        here = cluster(**{"recovering": True, "clearing": True, **changes})
+        return decide(here, list(jobs), Observation(condition=condition), now)
+
+    def test_what_is_left_is_deleted_before_the_next_place_is_taken(self) -> None:
+        back = job(1, state=JobState.RECOVERING, task=self.recovery)
+        assert self.waiting(1.0, back, condition="preempted").verb == "clear"
+        assert self.waiting(1.0, back).verb == "again"
+        assert self.waiting(1.0, back, clearing=False).verb == "submit"
+
+    def test_a_cancelled_job_needs_no_hosts_to_end(self) -> None:
+        assert self.waiting(1.0, job(1, state=JobState.RECOVERING, cancel=True)).verb == "begin-jobs"
+
+    def test_nobody_waits_any_more(self) -> None:
+        assert self.waiting(1.0).verb == "lose"
+
+    def test_it_waits_no_longer_than_its_task_allows(self) -> None:
+        task = Task(run="true", recovery=Recovery(duration_s=60))
+        back = job(1, state=JobState.RECOVERING, task=task, recovering_since=1000.0)
+        assert self.waiting(1060.0, back).verb == "again"
+        assert self.waiting(1060.5, back).verb == "fail-jobs"
+
+    def test_no_try_before_its_time(self) -> None:
+        action = self.waiting(1000.0, job(1), clearing=False, not_before=1003.0)
+        assert (action.verb, round(action.wait_s, 1)) == ("wait", 3.0)
 
 
 @given(

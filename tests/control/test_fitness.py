@@ -20,7 +20,6 @@ NOTED = {
     "python": Task(python="3.12"),
     "disk": Task(resources=(Resources(disk_gb=300),)),
     "priority": Task(priority=5),
-    "recovery": Task(recovery=Recovery()),
     "replicas": Task(kind="service", service=Service(port=8000)),
 }
 
@@ -29,6 +28,12 @@ NOTED = {
 def test_noted_unless_honoured(what: str) -> None:
     assert len(remarks(NOTED[what], NOTHING, simulated=False).notes) == 1
     assert remarks(NOTED[what], frozenset({what}), simulated=False).notes == ()
+
+
+def test_recovery_is_for_jobs_that_bring_their_setup() -> None:
+    task = Task(recovery=Recovery())
+    assert remarks(task, NOTHING, simulated=False).notes == ()
+    assert len(remarks(task, NOTHING, simulated=False, setup=False).notes) == 1
 
 
 def test_a_bucket_is_refused_where_there_are_none() -> None:

@@ -21,7 +21,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     else:
         opened = open_store(request.getfixturevalue("postgres"))
         with opened.engine.begin() as db:
-            for table in ("events", "jobs", "clusters", "tokens"):
+            for table in ("events", "jobs", "clusters", "tokens", "tries"):
                 db.exec_driver_sql(f"DELETE FROM {table}")
     yield opened
     opened.engine.dispose()
@@ -125,6 +125,18 @@ def test_open_jobs_and_the_pulse(store: Store) -> None:
     store.save_job(msgspec.structs.replace(fresh, state=JobState.SUCCEEDED))
     assert store.jobs("c0ffee", open_only=True) == []
     assert store.open_job_counts() == {}
+
+
+def test_tries_are_remembered_by_place(store: Store) -> None:
+    order = cluster().order
+    asked = msgspec.structs.replace(order, provider="gcp", zone="a", zones=("a", "b"))
+    store.note_try(asked, False, 1000.0)
+    store.note_try(msgspec.structs.replace(asked, zone="b"), True, 1000.0)
+    found = store.tries()
+    assert (found["gcp", "v6e-16", "a", False].good, found["gcp", "v6e-16", "a", False].bad) == (0.0, 1.0)
+    assert (found["gcp", "v6e-16", "b", False].good, found["gcp", "v6e-16", "b", False].bad) == (1.0, 1.0)
+    store.add_cluster(cluster())
+    assert store.providers_used() == ("gcp", "local")
 
 
 def test_tokens_are_kept_as_digests(store: Store) -> None:

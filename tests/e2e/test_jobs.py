@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podway.task.task import Autostop
+from podway.task.task import Autostop, Task
 from tests.conftest import wait_until
 from tests.e2e.harness import FOUR_HOSTS, Podway, counting, numbered_lines, task, without_prefix
 
@@ -214,6 +214,21 @@ def test_a_command_beside_the_queue_is_seen_through_on_every_host(pod: Podway) -
     assert "seen through" in text
     assert pod.finished("c", beside.job or 0) == "FAILED"
     assert [exit.code for exit in pod.client.job("c", beside.job or 0).exits] == [4, 0]
+    pod.down("c")
+
+
+def test_a_task_without_chips_runs_beside_the_one_that_has_them(pod: Podway) -> None:
+    """A benchmark beside the server it measures; it is a gang like any other."""
+    pod.start()
+    pod.client.launch(task("touch ~/serving; sleep 1000", stop_duration_s=1), cluster="c")
+    wait_until(lambda: pod.client.job("c", 1).state == "RUNNING")
+    beside = pod.client.execute("c", Task(run="ls ~/serving; [ $PODWAY_RANK = 0 ] && exit 3; sleep 1000"))
+    assert pod.finished("c", beside.job or 0) == "FAILED"
+    assert pod.client.job("c", 1).state == "RUNNING"
+    waits = pod.client.execute("c", task("echo next"))
+    assert pod.client.job("c", waits.job or 0, wait=1).state == "PENDING"
+    pod.client.cancel("c", [1])
+    assert pod.finished("c", waits.job or 0) == "SUCCEEDED"
     pod.down("c")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 from podway.control.archive import Archive
 from podway.control.secret_box import SecretBox
 from podway.control.store import open_store, sqlite_url
+from podway.control.strays import Strays
 from podway.control.verbs import Control
 from podway.hosts.blobs import BlobStore
 from podway.providers import open_provider
@@ -39,17 +41,22 @@ def web(tmp_path: Path) -> Iterator[TestClient]:
         provider=lambda name: open_provider(name, tmp_path),
         wake=lambda _: None,
     )
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
     services = Services(
         control=control,
         store=store,
         blobs=BlobStore(tmp_path / "blobs"),
         archive=Archive(tmp_path / "logs"),
         provider=lambda name: provider,
+        strays=Strays(store, lambda name: provider, loop),
         local_token=TOKEN,
         local_user="ann",
     )
-    loop = asyncio.new_event_loop()
     yield TestClient(make_app(services, Streams(services, Notifier(loop))), raise_server_exceptions=False)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
     loop.close()
     store.engine.dispose()
 

@@ -28,6 +28,10 @@ def command(cluster: str, idle_minutes: float | None, down: bool, cancel: bool) 
         click.echo(f"Cluster {cluster} stays up until you stop it.")
         return
     minutes = DEFAULT_MINUTES if idle_minutes is None else idle_minutes
-    client.autostop(cluster, Autostop(idle_minutes=minutes, down=down))
+    set_to = client.autostop(cluster, Autostop(idle_minutes=minutes, down=down))
     verb = "taken down" if down else "stopped"
     click.echo(f"Cluster {cluster} will be {verb} after {duration(minutes * 60)} without a job.")
+    if set_to.rests_alone:
+        click.echo("While no server runs, its head host does it.")
+    elif not set_to.simulated:
+        click.echo("The server does it: hosts of this provider have no way to do it by themselves.")

@@ -30,6 +30,7 @@ def command() -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, lengths and arrivals.")
 @click.option("--slo", type=(float, float), help="TTFT and TPOT in ms that a good answer keeps.", metavar="TTFT TPOT")
 @click.option("--api-key-file", type=click.Path(dir_okay=False), help="A file with the API key.")
+@click.option("--wait", type=click.FloatRange(0), help="Wait so many seconds for the server to be ready.")
 @click.option("--save-result", type=click.Path(dir_okay=False), help="Write every number as JSON.")
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Write a picture (SVG).")
 def serve(
@@ -46,6 +47,7 @@ def serve(
     seed: int,
     slo: tuple[float, float] | None,
     api_key_file: str | None,
+    wait: float | None,
     save_result: str | None,
     plot_path: str | None,
 ) -> None:
@@ -71,6 +73,8 @@ def serve(
     target = target_of(url, key)
 
     async def measure() -> tuple[list[bench.Outcome], float, str]:
+        if wait is not None:
+            await bench.until_ready(target, wait)
         name = model or await bench.model_name(target)
         if dataset == "synthetic":
             prompts = bench.synthetic(num_prompts, input_len, output_len, seed, spread)

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import click
 
-from podway.cli.screen import Screen
+from podway.cli.screen import MORE, Screen
 from podway.errors import UserError
 from podway.server.api import ClusterView
 from podway.server.client import Client
@@ -49,7 +49,7 @@ def for_each(
         for cluster in asked:
             screen.wait(f"{doing} {cluster.name}")
             try:
-                until(client, cluster, goal)
+                until(client, cluster, goal, screen)
                 screen.done(f"Cluster {cluster.name} {done.format(name=cluster.name)}.")
             except UserError as error:
                 failures.append(error)
@@ -59,9 +59,10 @@ def for_each(
         raise failures[0]
 
 
-def until(client: Client, asked: ClusterView, goal: str) -> None:
-    """Return when the cluster is in the state `goal`, or is not the one that was asked any more."""
+def until(client: Client, asked: ClusterView, goal: str, screen: Screen) -> None:
+    """Return when the cluster is in the state `goal`, or is not the one that was asked any more; tell what goes wrong."""
     pause, most = _POLL_S
+    told = max((event.id for event in client.events(asked.name)), default=0)
     while True:
         cluster = client.cluster(asked.name)
         if cluster.id != asked.id or cluster.state == goal:
@@ -69,5 +70,13 @@ def until(client: Client, asked: ClusterView, goal: str) -> None:
         if cluster.state == "GONE" or cluster.goal != asked.goal:
             why = cluster.reason or "it was changed by another command"
             raise UserError(f"cluster {cluster.name} is {cluster.state}: {why}", f"see: podway status {cluster.name}")
+        for event in client.events(asked.name, after=told):
+            told = event.id
+            if event.kind == "error" and event.job is None:
+                screen.line(f"{MORE} {cluster.name}: {event.text} (trying again; Ctrl-C leaves it to the server)")
+            elif event.detail.get("state") == "INIT":
+                screen.line(
+                    f"{MORE} {cluster.name} {event.text}" if event.text[:1].islower() else f"{MORE} {event.text}"
+                )
         time.sleep(pause)
         pause = min(most, pause * 1.5)

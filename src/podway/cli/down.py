@@ -1,26 +1,54 @@
 """`podway down`: delete clusters and everything they made."""
 
+import time
+
 import click
 
 from podway.cli.asking import proceed
 from podway.cli.choosing import chosen, for_each
 from podway.cli.options import cluster_names_argument, every_option, yes_option
+from podway.cli.screen import Screen
+from podway.cli.status import strays_page
+from podway.cli.words import count
+from podway.errors import UserError
 from podway.server.client import Client
 
 
 @click.command(name="down")
 @cluster_names_argument
 @every_option
+@click.option("-p", "--purge", is_flag=True, help="Delete the resources that no cluster accounts for instead.")
 @yes_option
-def command(names: tuple[str, ...], every: bool, yes: bool) -> None:
+def command(names: tuple[str, ...], every: bool, purge: bool, yes: bool) -> None:
     """Delete clusters and everything they made.
 
     CLUSTER may be a name or a pattern such as 'exp-*'. Jobs that run are cancelled; the command returns when nothing is left.
+    While a provider fails, its error is shown and the server keeps trying.
     """
     client = Client()
+    if purge:
+        if names or every:
+            raise UserError("--purge deletes what belongs to no cluster", "give no names with it: podway down --purge")
+        _purge(client, yes)
+        return
     clusters = chosen(client, names, every=every)
     if not clusters:
         click.echo("Nothing to take down.")
         return
     proceed(f"Terminating {len(clusters)} cluster(s): {', '.join(c.name for c in clusters)}.", yes=yes)
     for_each(clusters, client.down, client, "GONE", "Taking down", "is gone: nothing of it is left")
+
+
+def _purge(client: Client, yes: bool) -> None:
+    found = client.strays()
+    click.echo(strays_page(found, time.time()))
+    if not found.strays:
+        return
+    proceed(f"Deleting {count(len(found.strays), 'resource')} that no cluster accounts for.", yes=yes)
+    with Screen() as screen:
+        screen.wait("Deleting them")
+        left = client.purge()
+    if left.strays or left.unasked:
+        why = "; ".join(f"{provider}: {reason}" for provider, reason in left.unasked.items()) or "they are still there"
+        raise UserError(f"{count(len(left.strays), 'resource')} could not be deleted: {why}", "run it again")
+    click.echo(f"Deleted {count(len(found.strays), 'resource')}; nothing is left.")

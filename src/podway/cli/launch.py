@@ -2,10 +2,11 @@
 
 import click
 
-from podway.cli.entrypoint import read_entrypoint
 from podway.cli.launching import Wishes, launch
 from podway.cli.options import cluster_option, output_option, yes_option
+from podway.cli.sizing import read_sized
 from podway.cli.task_options import task_options
+from podway.cli.words import seconds
 from podway.task.environment import Overrides
 from podway.task.task import Autostop
 
@@ -25,6 +26,13 @@ from podway.task.task import Autostop
     help="Stop the cluster after this long without a job.",
 )
 @click.option("--down", is_flag=True, help="Delete the cluster when its jobs are done (with -i: after that long).")
+@click.option("-r", "--retry-until-up", is_flag=True, help="When no place has capacity, go round again until one has.")
+@click.option(
+    "--valid-until",
+    metavar="DURATION",
+    help="Queue for capacity in every allowed zone at once, and give up after this long, such as 6h.",
+)
+@click.option("--model", metavar="NAME", help="With --tpus auto: the model, where the task does not name it.")
 @click.option("--no-setup", is_flag=True, help="Leave out the task's setup.")
 @click.option("--raw", is_flag=True, help="Show every host's copy of lines that all print alike.")
 @yes_option
@@ -39,6 +47,9 @@ def command(
     detach_run: bool,
     idle_minutes: float | None,
     down: bool,
+    retry_until_up: bool,
+    valid_until: str | None,
+    model: str | None,
     no_setup: bool,
     raw: bool,
     yes: bool,
@@ -56,13 +67,15 @@ def command(
         cluster=cluster,
         autostop=rest_rule(idle_minutes, down),
         setup=not no_setup,
+        retry_until_up=retry_until_up,
+        valid_until_s=None if valid_until is None else seconds(valid_until, "--valid-until"),
         yes=yes,
         detach=detach_run,
         dryrun=dryrun,
         raw=raw,
         json=output == "json",
     )
-    ctx.exit(launch(read_entrypoint(entrypoint, overrides), wishes))
+    ctx.exit(launch(read_sized(entrypoint, overrides, model), wishes))
 
 
 def rest_rule(idle_minutes: float | None, down: bool) -> Autostop | None:

@@ -12,6 +12,7 @@ import msgspec
 from podway.cli.asking import proceed
 from podway.cli.choosing import until
 from podway.cli.screen import LAST, MORE, Screen
+from podway.cli.sizing import tell_misfit
 from podway.cli.tables import table
 from podway.cli.uploading import upload
 from podway.cli.watching import Story, follow, tell_end
@@ -30,6 +31,8 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str | None = None
     autostop: Autostop | None = None
     setup: bool = True
+    retry_until_up: bool = False
+    valid_until_s: float | None = None
     yes: bool = False
     detach: bool = False
     dryrun: bool = False
@@ -42,10 +45,17 @@ def launch(task: Task, wishes: Wishes) -> int:
     client = Client()
     with Screen(err=wishes.json or wishes.dryrun) as screen:
         tell_notes(task)
-        body = LaunchBody(task=task, cluster=wishes.cluster, setup=wishes.setup, autostop=wishes.autostop)
+        body = LaunchBody(
+            task=task,
+            cluster=wishes.cluster,
+            setup=wishes.setup,
+            autostop=wishes.autostop,
+            valid_until_s=wishes.valid_until_s,
+        )
         preview = client.preview(body)
         for note in preview.notes:
             click.echo(f"Note: {note}", err=True)
+        tell_misfit(task, preview.order)
         if not preview.exists:
             screen.line(offers_page(preview))
         if wishes.dryrun:
@@ -55,7 +65,15 @@ def launch(task: Task, wishes: Wishes) -> int:
             proceed(f"Launching a new cluster {preview.cluster!r}.", yes=wishes.yes)
         files = upload(client, screen, task)
         screen.step(_doing(preview))
-        reply = client.launch(task, cluster=preview.cluster, files=files, setup=wishes.setup, autostop=wishes.autostop)
+        reply = client.launch(
+            task,
+            cluster=preview.cluster,
+            files=files,
+            setup=wishes.setup,
+            autostop=wishes.autostop,
+            retry_until_up=wishes.retry_until_up,
+            valid_until_s=wishes.valid_until_s,
+        )
         return _see_through(client, screen, reply, wishes)
 
 
@@ -66,6 +84,8 @@ def submit(cluster: str, task: Task, wishes: Wishes) -> int:
         tell_notes(task)
         files = upload(client, screen, task, mounts=False)
         reply = client.execute(cluster, task, files)
+        for note in reply.notes:
+            click.echo(f"Note: {note}", err=True)
         return _see_through(client, screen, reply, wishes)
 
 
@@ -87,7 +107,7 @@ def offers_page(preview: PreviewReply) -> str:
             offer.hosts,
             offer.chips or None,
             None if offer.hourly_cost is None else f"{offer.hourly_cost:,.2f}",
-            offer.note or None,
+            offer.blocked or offer.note or None,
             "✔" if offer.chosen else "",
         )
         for offer in shown
@@ -123,7 +143,7 @@ def _see_through(client: Client, screen: Screen, reply: LaunchReply, wishes: Wis
     if reply.job is None:
         if not wishes.detach:
             screen.wait(f"Launching cluster {reply.cluster}")
-            until(client, client.cluster(reply.cluster), "UP")
+            until(client, client.cluster(reply.cluster), "UP", screen)
             screen.done(f"Cluster up: {reply.cluster}.")
     elif wishes.detach:
         screen.step(f"Job submitted, ID: {reply.job}")

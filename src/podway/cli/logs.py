@@ -91,12 +91,12 @@ def _tell_status(client: Client, cluster: str, number: int | None) -> int:
 def _save(client: Client, screen: Screen, cluster: str, number: int, into: Path) -> None:
     """One file for each rank and phase that wrote something, as it was written."""
     ranks = client.cluster(cluster).order.hosts
-    client.job(cluster, number)  # says so if there is no such job
+    attempts = range(1, client.job(cluster, number).attempt + 1)
     place, files = into / f"{cluster}-{number}", 0
     with _writing(place):
         place.mkdir(parents=True, exist_ok=True)
     for rank in range(ranks):
-        for phase in PHASES:
+        for phase in (f"{phase}-{n}" if n > 1 else phase for n in attempts for phase in PHASES):
             screen.wait(f"Saving {phase} of rank {rank}")
             files += _save_one(client.output(cluster, number, rank, phase), place / f"rank-{rank}.{phase}.log")
     screen.done(f"Saved {count(files, 'file')} in {place}")

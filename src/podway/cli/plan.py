@@ -4,81 +4,36 @@ Four verbs: `train`, `finetune`, `serve` and `explain`. Each reads what the pers
 table and the best plan by part, or one JSON document.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
 
-from podway.cli.options import output_option
+from podway.cli.plan_options import (
+    model_argument,
+    precision_of,
+    program_option,
+    seq_option,
+    showing_options,
+    step_options,
+    wish_of,
+)
 from podway.cli.plan_report import model_line, serve_page, train_page
 from podway.errors import UserError
-from podway.model.families import find_model, known_models
-from podway.model.layout import MeshShape, parse_mesh
+from podway.model.families import find_model
 from podway.plan.explain import TOPICS, explain
 from podway.plan.finetune import DEFAULT_SEQUENCES, finetune_template
 from podway.plan.picking import nothing_serves, slices_named
 from podway.plan.plans import Plan, notes_on
 from podway.plan.plot import check_path, draw
-from podway.plan.quantities import parse_amount, parse_batch, parse_duration, parse_tile, readable
+from podway.plan.quantities import parse_duration, readable
 from podway.plan.search import Search, Wish, nothing_fits, search_train
 from podway.plan.serve import Load, Precision, search_serve
 from podway.plan.t5 import T5_MODELS, search_t5
-from podway.plan.training import PROGRAMS, REMAT, Dtype, Optimizer, Training
 
-F = TypeVar("F", bound=Callable[..., Any])
-_DTYPES = {"bf16": "bfloat16", "fp32": "float32", "float32": "float32", "bfloat16": "bfloat16"}
 _STORED = {"bf16": "bfloat16", "int8": "int8", "fp8": "fp8", "int4": "int4"}
-
-
-def _complete_models(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    return [name for name in (*known_models(), *T5_MODELS) if name.startswith(typed)]
-
-
-def _options(*several: Callable[[F], F]) -> Callable[[F], F]:
-    """One decorator of several, in the order they are shown."""
-
-    def apply(function: F) -> F:
-        for option in reversed(several):
-            function = option(function)
-        return function
-
-    return apply
-
-
-_model = click.argument("model", shell_complete=_complete_models)
-_showing = _options(
-    click.option("--tpu", default="any", show_default=True, help="A slice (v6e-8), a generation (v6e), or any."),
-    click.option("--spot", is_flag=True, help="Use spot prices."),
-    click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many rows to show."),
-    click.option("--why", is_flag=True, help="Show every slice that does not work, and why."),
-    output_option,
-)
-_step = _options(
-    click.option("--batch", metavar="N|TOKENS", help="Sequences of a step (512), or tokens with a suffix (4M)."),
-    click.option(
-        "--mesh",
-        metavar="AXES",
-        help="fsdp=16,tensor=16; one size may be *. Axes: data, fsdp, expert, tensor, context.",
-    ),
-    click.option(
-        "--tile", metavar="X,Y,Z", help="The box of chips that a tensor group fills (see `plan explain tile`)."
-    ),
-    click.option("--microbatches", type=click.IntRange(min=1), help="Parts that a step's batch is taken in."),
-    click.option("--remat", metavar="POLICY", help=f"{', '.join(REMAT)}, or names joined by + (qkv+context)."),
-    click.option(
-        "--optimizer",
-        type=click.Choice(["adamw", "adafactor"]),
-        default="adamw",
-        show_default=True,
-        help="Which optimizer.",
-    ),
-    click.option("--opt-dtype", type=click.Choice(list(_DTYPES)), default="fp32", help="Of the optimizer's moments."),
-    click.option("--param-dtype", type=click.Choice(list(_DTYPES)), default="fp32", help="Of the stored weights."),
-    click.option("--slices", type=click.IntRange(min=1), help="Slices joined by the data-centre network."),
-    click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the plans (.png or .svg)."),
-)
+_plot = click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the plans (.png or .svg).")
 
 
 @click.group(name="plan", no_args_is_help=True)
@@ -91,22 +46,26 @@ def command() -> None:
 
 
 @command.command()
-@_model
-@click.option("--seq", type=click.IntRange(min=1), default=8192, show_default=True, help="Tokens of a sequence.")
+@model_argument
+@seq_option
 @click.option("--tokens", metavar="N", help="Tokens to train on in all: 15T.")
 @click.option("--days", metavar="N", help="How long that may take.")
 @click.option("--budget", metavar="$", help="What it may cost.")
-@_step
+@step_options
+@_plot
+@program_option
 @click.option(
-    "--program", type=click.Choice(list(PROGRAMS)), default="podway", help="Whose training program is assumed."
+    "--rehearse", "checked", type=click.IntRange(min=1), metavar="N", help="Compile the N best, and show both figures."
 )
-@_showing
-def train(model: str, output: str, top: int, why: bool, tpu: str, plot: Path | None, **asked: Any) -> None:
+@showing_options
+def train(
+    model: str, output: str, top: int, why: bool, tpu: str, plot: Path | None, checked: int | None, **asked: Any
+) -> None:
     """Plan a training run: slice, mesh, microbatches and remat, with memory, speed and cost."""
     if plot is not None:
         check_path(plot)
     candidates = slices_named(tpu)
-    wish = _wish(candidates[0].devices if len(candidates) == 1 else None, asked)
+    wish = wish_of(candidates[0].devices if len(candidates) == 1 else None, asked)
     if model.lower() in T5_MODELS:
         shape = T5_MODELS[model.lower()]
         search = search_t5(shape, wish, candidates)
@@ -122,17 +81,47 @@ def train(model: str, output: str, top: int, why: bool, tpu: str, plot: Path | N
         if not search.plans:
             raise nothing_fits(known, search)
         title, notes = model_line(model, known), notes_on(known, search.plans[0])
+    if checked is not None:
+        _rehearse(model, search, wish, checked, output)
+        return
     _show(title, search, wish, notes, output=output, top=top, why=why, plot=plot)
 
 
+def _rehearse(model: str, search: Search, wish: Wish, number: int, output: str) -> None:
+    """The best plans beside what the compiler says of them."""
+    # Reading compiled programs costs an import that a plan alone should not pay for.
+    from podway.cli.rehearse import ask, outcome_of
+    from podway.cli.rehearse_report import record, short_table
+    from podway.cli.screen import Screen
+    from podway.rehearse.rehearsal import rehearse_training
+    from podway.rehearse.running import check_installed
+
+    check_installed()
+    if model.lower() in T5_MODELS:
+        raise UserError(f"{model} is t5x's, and Podway has no program of it to compile", "leave --rehearse out")
+    shape, plans = find_model(model), search.plans[:number]
+    wanted = [rehearse_training(model, plan.slice, plan.mesh, plan.training, fast=True) for plan in plans]
+    with Screen(err=True) as screen:
+        said = ask(wanted, screen, jobs=None, fresh=False)
+    outcomes = [
+        outcome_of(one, of, shape, plan.slice, plan.mesh, plan.training)
+        for one, of, plan in zip(wanted, said, plans, strict=True)
+    ]
+    if output == "json":
+        _print_json({"plans": [plan_record(plan, wish) for plan in plans], "rehearsed": [record(o) for o in outcomes]})
+    else:
+        click.echo(short_table(outcomes))
+
+
 @command.command()
-@_model
+@model_argument
 @click.option("--seq", type=click.IntRange(min=1), default=2048, show_default=True, help="Tokens of a sequence.")
 @click.option("--lora", type=int, metavar="RANK", help="Train adapters of this rank instead of all weights.")
 @click.option("--int8-base", is_flag=True, help="Store the frozen weights in int8 (with --lora).")
 @click.option("--tokens", metavar="N", help="Tokens to train on in all: 50M.")
-@_step
-@_showing
+@step_options
+@_plot
+@showing_options
 def finetune(
     model: str,
     lora: int | None,
@@ -148,9 +137,9 @@ def finetune(
     if plot is not None:
         check_path(plot)
     candidates, shape = slices_named(tpu), find_model(model)
-    template = finetune_template(rank=lora, int8_base=int8_base, **_precision(asked))
+    template = finetune_template(rank=lora, int8_base=int8_base, **precision_of(asked))
     asked["batch"] = asked["batch"] or str(DEFAULT_SEQUENCES)
-    wish = _wish(candidates[0].devices if len(candidates) == 1 else None, asked)
+    wish = wish_of(candidates[0].devices if len(candidates) == 1 else None, asked)
     wish = msgspec.structs.replace(wish, template=template)
     search = search_train(shape, wish, candidates)
     if not search.plans:
@@ -161,7 +150,7 @@ def finetune(
 
 
 @command.command()
-@_model
+@model_argument
 @click.option("--in", "prompt", type=int, default=1000, show_default=True, help="Tokens of a prompt.")
 @click.option("--out", "answer", type=int, default=250, show_default=True, help="Tokens of an answer.")
 @click.option("--rps", type=float, default=1.0, show_default=True, help="Requests a second.")
@@ -175,7 +164,7 @@ def finetune(
     show_default=True,
     help="The cache is stored as.",
 )
-@_showing
+@showing_options
 def serve(
     model: str,
     prompt: int,
@@ -220,39 +209,6 @@ def explain_command(topic: str | None) -> None:
         click.echo("\n".join(f"{name:<8}{line}" for name, (line, _) in TOPICS.items()))
     else:
         click.echo(explain(topic.lower()))
-
-
-def _precision(asked: dict[str, Any]) -> dict[str, Any]:
-    optimizer: Optimizer = asked["optimizer"]
-    moments: Dtype = _DTYPES[asked["opt_dtype"]]  # type: ignore[assignment]
-    params: Dtype = _DTYPES[asked["param_dtype"]]  # type: ignore[assignment]
-    return {"optimizer": optimizer, "moments": moments, "params": params}
-
-
-def _wish(devices: int | None, asked: dict[str, Any]) -> Wish:
-    """What was asked for, from the words it was asked in."""
-    seq = asked["seq"]
-    tile = parse_tile(asked["tile"]) if asked["tile"] else None
-    mesh: MeshShape | None = None
-    if asked["mesh"]:
-        if devices is None:
-            raise UserError("--mesh needs one slice", "name it with --tpu, such as --tpu v6e-8")
-        mesh = parse_mesh(asked["mesh"], chips=devices)
-    program = PROGRAMS[asked.get("program") or "podway"]
-    return Wish(
-        seq=seq,
-        batch=parse_batch(asked["batch"], seq) if asked["batch"] else None,
-        microbatches=asked["microbatches"],
-        remat=asked["remat"],
-        mesh=mesh,
-        tile=tile,
-        slices=asked["slices"],
-        tokens=parse_amount(asked["tokens"], "--tokens") if asked["tokens"] else None,
-        days=parse_amount(asked["days"], "--days") if asked.get("days") else None,
-        budget=parse_amount(asked["budget"], "--budget") if asked.get("budget") else None,
-        spot=asked["spot"],
-        template=Training(seq=seq, batch=1, program=program, **_precision(asked)),
-    )
 
 
 def _show(

@@ -52,7 +52,7 @@ def page(jobs: list[JobView], now: float) -> str:
             ago(job.started, now),
             duration((job.ended or now) - job.started) if job.started else None,
             job.resources if job.exclusive else "beside the queue",
-            job.state,
+            job.state if job.attempt == 1 else f"{job.state} (attempt {job.attempt})",
         )
         for job in reversed(jobs)
     ]

@@ -8,26 +8,29 @@ import msgspec
 from podway.cli.choosing import matching
 from podway.cli.options import cluster_names_argument, output_option
 from podway.cli.tables import table
-from podway.cli.words import ago, duration
-from podway.server.api import ClusterView
+from podway.cli.words import ago, count, duration
+from podway.server.api import ClusterView, StraysReply
 from podway.server.client import Client
 from podway.task.task import Autostop
 
 HEADERS = ("NAME", "INFRA", "RESOURCES", "STATUS", "AUTOSTOP", "LAUNCHED")
+STRAY_HEADERS = ("RESOURCE", "KIND", "INFRA", "TPU", "STATUS", "MADE")
 MORE_HEADERS = ("USER", "HOSTS", "HEAD_IP", "JOBS", "REASON")
 
 
 @click.command(name="status")
 @cluster_names_argument
 @output_option
-@click.option("-r", "--refresh", is_flag=True, help="For habit: what is shown is always current.")
+@click.option("-r", "--refresh", is_flag=True, help="Also ask every provider for resources no cluster accounts for.")
 @click.option("-v", "--verbose", is_flag=True, help="Also the owner, hosts, open jobs, and why it is so.")
 def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -> None:
     """Show clusters.
 
     CLUSTER may be a name or a pattern such as 'exp-*'; without it, all are shown.
     """
-    clusters = Client().clusters()
+    client = Client()
+    overview = client.overview()
+    clusters = overview.clusters
     if names:
         clusters = matching(clusters, names)
     if output == "json":
@@ -36,6 +39,30 @@ def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -
         click.echo("No existing clusters.")
     else:
         click.echo(page(clusters, time.time(), verbose))
+    if refresh:
+        click.echo(strays_page(client.strays(), time.time()), err=output == "json")
+    elif overview.strays:
+        click.echo(f"{count(overview.strays, 'resource')} belong to no cluster. See: podway status --refresh", err=True)
+
+
+def strays_page(found: StraysReply, now: float) -> str:
+    """What no cluster accounts for, and who could not be asked."""
+    lines = [f"Could not ask {provider}: {why}" for provider, why in found.unasked.items()]
+    if not found.strays:
+        return "\n".join(["No resource is without its cluster.", *lines])
+    rows = [
+        (
+            stray.name,
+            stray.kind,
+            f"{stray.provider}/{stray.zone}" if stray.zone else stray.provider,
+            stray.accelerator_type,
+            stray.condition,
+            ago(stray.created, now),
+        )
+        for stray in found.strays
+    ]
+    title = "Resources that no cluster accounts for (delete them with: podway down --purge)"
+    return "\n".join([title, table(STRAY_HEADERS, rows), *lines])
 
 
 def page(clusters: list[ClusterView], now: float, verbose: bool = False) -> str:
@@ -46,7 +73,7 @@ def page(clusters: list[ClusterView], now: float, verbose: bool = False) -> str:
             cluster.name,
             cluster.infra,
             cluster.resources,
-            cluster.state,
+            f"{cluster.state} (recovering)" if cluster.recovering else cluster.state,
             autostop_text(cluster.autostop),
             ago(cluster.created, now),
         )

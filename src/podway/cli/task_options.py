@@ -3,11 +3,14 @@
 import functools
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from podway.errors import UserError
 from podway.task.environment import Overrides
+from podway.task.paths import absolute, read_file
 
 _OPTIONS = (
     click.option("-n", "--name", help="Name of the job, shown in queues and logs."),
@@ -19,9 +22,21 @@ _OPTIONS = (
         metavar="CLOUD[/REGION[/ZONE]]",
         help="Where: local (simulated on this machine), gcp, gcp/us-east5, gcp/us-east5/us-east5-b, ...",
     ),
+    click.option("--region", metavar="REGION", help="Only in this region, such as us-east5."),
+    click.option("--zone", metavar="ZONE", help="Only in this zone, such as us-east5-b."),
+    click.option(
+        "--inventory",
+        metavar="FILE",
+        help="Machines of your own to run on, over ssh: a file that lists them (docs/ssh.md).",
+    ),
     click.option("--num-nodes", type=int, metavar="N", help="Number of slices."),
     click.option(
-        "--gpus", "--tpus", "--tpu", "tpus", metavar="TYPE", help="Slice type, such as v6e-16; see: podway tpus"
+        "--gpus",
+        "--tpus",
+        "--tpu",
+        "tpus",
+        metavar="TYPE",
+        help="Slice type, such as v6e-16; launch also takes auto.",
     ),
     click.option("--use-spot/--no-use-spot", default=None, help="Spot capacity, or not."),
     click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Variable of the task; without VALUE, yours."),
@@ -29,6 +44,26 @@ _OPTIONS = (
     click.option("--secret", multiple=True, metavar="NAME[=VALUE]", help="As --env; masked in logs, stored encrypted."),
     click.option("--secret-file", multiple=True, metavar="FILE", help="As --env-file, for secrets."),
 )
+
+
+def listed_in(inventory: str, infra: str | None) -> str:
+    """Where a task runs whose machines an inventory lists: ssh, with the file's path in the place of a pool's name."""
+    if infra not in (None, "ssh"):
+        raise UserError(f"--inventory lists machines for ssh, and --infra says {infra}", "leave --infra out")
+    path = absolute(inventory, Path.cwd(), os.environ)
+    read_file(path, "an inventory", inventory)
+    return f"ssh/{path}"
+
+
+def within(infra: str | None, region: str | None, zone: str | None) -> str | None:
+    """`cloud/region/zone` of the three options; a zone or region alone is Google's."""
+    if region is None and zone is None:
+        return infra
+    if infra is not None and "/" in infra:
+        raise UserError(
+            f"--infra {infra} names a place, and so does --{'zone' if zone else 'region'}", "give one of them"
+        )
+    return "/".join([infra or "gcp", region or "*", *([zone] if zone else [])])
 
 
 def task_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -44,6 +79,9 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
         name: str | None,
         workdir: str | None,
         infra: str | None,
+        region: str | None,
+        zone: str | None,
+        inventory: str | None,
         num_nodes: int | None,
         tpus: str | None,
         use_spot: bool | None,
@@ -56,7 +94,7 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
             secret_files=secret_file,
             name=name,
             workdir=workdir,
-            infra=infra,
+            infra=within(infra, region, zone) if inventory is None else listed_in(inventory, infra),
             num_nodes=num_nodes,
             tpus=tpus,
             use_spot=use_spot,

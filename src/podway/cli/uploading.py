@@ -20,7 +20,7 @@ from podway.hosts.manifest import FileTree
 from podway.hosts.tree import Scan, scan
 from podway.launch import WORKDIR
 from podway.server.client import Client
-from podway.task.task import LocalDir, Task
+from podway.task.task import Bucket, LocalDir, Task
 
 PACK_BYTES = 64 << 20
 
@@ -30,7 +30,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     target: str
-    kind: Literal["workdir", "mount"]
+    kind: Literal["workdir", "mount", "bucket"]
 
 
 def sources(task: Task, *, mounts: bool) -> list[Source]:
@@ -43,7 +43,18 @@ def sources(task: Task, *, mounts: bool) -> list[Source]:
             placed = mount.target.startswith(("/", "~"))
             target = mount.target if placed else f"{WORKDIR}/{mount.target}"
             found.append(Source(path=mount.source.path, target=target, kind="mount"))
+        elif isinstance(mount.source, Bucket):
+            found += _into_bucket(mount.source)
     return found
+
+
+def _into_bucket(bucket: Bucket) -> list[Source]:
+    """What goes into a bucket first: one source is its content, each of several is below its own name."""
+    alone = len(bucket.upload) == 1
+    return [
+        Source(path=path, target=bucket.uri if alone else f"{bucket.uri}/{Path(path).name}", kind="bucket")
+        for path in bucket.upload
+    ]
 
 
 def upload(client: Client, screen: Screen, task: Task, *, mounts: bool = True) -> tuple[FileTree, ...]:

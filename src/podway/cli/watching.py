@@ -29,6 +29,7 @@ class Story:
         self.cluster = cluster
         self.job = job
         self.streaming = False
+        self.submitted = False
         if waiting_for_cluster:
             screen.wait(f"Launching cluster {cluster}")
         else:
@@ -39,14 +40,17 @@ class Story:
         text, state = frame.text, frame.state
         if state == "UP":
             self.screen.done(f"Cluster up: {self.cluster}.")
-            self._submitted()
+            if not self.submitted:
+                self._submitted()
         elif state == "RUNNING":
             self.start()
         elif state == "CANCELLING":
             self.screen.step(f"Cancelling job {self.job}: {text}")
+        elif state == "RECOVERING":
+            self.screen.step(f"Job {self.job} {text}")
         elif state == "SETTING_UP":
             self.screen.wait("" if self.streaming else f"Job {self.job} {text}")
-        elif not state or state in ("STOPPING", "TERMINATING"):
+        elif not state or state in ("INIT", "STOPPING", "TERMINATING"):
             text = f"Cluster {self.cluster} {text}" if text[:1].islower() else text
             self.screen.line(text if self.streaming else f"{MORE} {text}")
 
@@ -60,6 +64,7 @@ class Story:
             )
 
     def _submitted(self) -> None:
+        self.submitted = True
         self.screen.step(f"Job submitted, ID: {self.job}")
         self.screen.wait(f"Waiting for job {self.job} to start")
 

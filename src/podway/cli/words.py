@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+from podway.errors import UserError
+
 _SPANS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _WORDS = {"d": "day", "h": "hr", "m": "min", "s": "sec"}
 _NOW_S = 5
@@ -17,6 +19,15 @@ def duration(seconds: float | None) -> str | None:
             rest = left % span // smaller
             return f"{left // span}{unit}" + (f" {rest}{small_unit}" if rest else "")
     return f"{left}s"
+
+
+def seconds(text: str, option: str) -> float:
+    """`90`, `30m`, `6h`, `2d` in seconds."""
+    number, unit = (text[:-1], text[-1:]) if text[-1:].isalpha() else (text, "s")
+    span = next((span for span, its in _SPANS if its == unit.lower()), None)
+    if span is None or not number.isascii() or not number.replace(".", "", 1).isdigit() or float(number) * span <= 0:
+        raise UserError(f"{option} {text!r} is no duration", "write it as 30m, 6h or 2d")
+    return float(number) * span
 
 
 def ago(then: float | None, now: float) -> str | None:

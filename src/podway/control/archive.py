@@ -1,17 +1,20 @@
 """The output of ended jobs, kept by the server so that it outlives the hosts.
 
 While a job runs its output lives on its hosts and is read from there by offset. When it ends, each rank's bytes are copied to
-`ROOT/CLUSTER_ID/NUMBER/RANK.PHASE`, with the times of its byte ranges in `RANK.PHASE.times`. The copy goes on where an interrupted
-one stopped; `complete` is written last.
+`ROOT/CLUSTER_ID/NUMBER/RANK.PHASE`, with the times of its byte ranges in `RANK.PHASE.times`; the phases of a second attempt are
+called `setup-2` and `run-2`, and so on. The copy goes on where an interrupted one stopped; `complete` is written last. From hosts
+that may vanish it is copied all along, so that what a lost host printed is lost for the last seconds at most.
 """
 
 import asyncio
+import contextlib
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
 from podway.control.fleet import Fleet, HostSession
-from podway.control.records import Cluster, Job
+from podway.control.records import Job
 from podway.errors import ProviderError
 
 CHUNK = 1 << 20
@@ -25,6 +28,7 @@ class Archive:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._writing = threading.Lock()
 
     def place(self, job: Job) -> Path:
         """The directory of one job."""
@@ -34,31 +38,53 @@ class Archive:
         """True when everything there was is here."""
         return (self.place(job) / "complete").exists()
 
-    async def keep(self, cluster: Cluster, job: Job, fleet: Fleet) -> None:
-        """Copy what every rank wrote, a few hosts at a time. A host that is lost leaves what was copied before."""
+    async def keep(self, job: Job, fleet: Fleet) -> None:
+        """Copy what every rank of this attempt wrote, and mark the job's output as whole."""
+        await self.copy(job, fleet)
+        await asyncio.to_thread(self.close, job)
+
+    def close(self, job: Job) -> None:
+        """Nothing more comes: what is here is all there is."""
+        self.place(job).mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self.place(job) / "complete").touch()
+
+    async def copy(self, job: Job, fleet: Fleet) -> None:
+        """What every rank of this attempt wrote so far, a few hosts at a time; a host that is lost leaves what it left."""
         place = self.place(job)
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def copy(session: HostSession, phase: str) -> None:
+        async def one(session: HostSession, phase: str) -> None:
             async with gate:
-                try:
-                    await self._copy(session, job, phase, place / f"{session.host.rank}.{phase}")
-                except ProviderError:
-                    return
+                with contextlib.suppress(ProviderError):
+                    await self._copy(session, job, phase, place / f"{session.host.rank}.{job.label(phase)}")
 
-        phases = [phase for phase in PHASES if phase in job.pids]
-        await asyncio.gather(*(copy(session, phase) for session in fleet.sessions for phase in phases))
-        (place / "complete").touch()
+        phases = [phase for phase in PHASES if job.label(phase) in job.pids]
+        await asyncio.gather(*(one(session, phase) for session in fleet.sessions for phase in phases))
 
     async def _copy(self, session: HostSession, job: Job, phase: str, path: Path) -> None:
-        offset = path.stat().st_size if path.exists() else 0
         while True:
-            reply = await session.link.call("follow", job=job.key, phase=phase, offset=offset, limit=CHUNK, wait=0.0)
+            offset = path.stat().st_size if path.exists() else 0
+            reply = await session.link.call("follow", job=job.mark, phase=phase, offset=offset, limit=CHUNK, wait=0.0)
             if not reply.body:
                 return
-            await asyncio.to_thread(_append, path, reply.body, reply.fields.get("times", []))
-            offset += len(reply.body)
+            times = reply.fields.get("times", [])
+            await asyncio.to_thread(self._append, path, offset, reply.body, times)
+
+    def _append(self, path: Path, offset: int, data: bytes, times: list[Any]) -> None:
+        # A copy that was cancelled may still be writing in its thread: whoever finds the file grown leaves it to the other.
+        with self._writing:
+            if (path.stat().st_size if path.exists() else 0) != offset:
+                return
+            with path.open("ab") as file:
+                file.write(data)
+            with path.with_name(path.name + ".times").open("ab") as file:
+                file.write(b"".join(RECORD.pack(end, moment) for end, moment in times))
+
+    def size(self, job: Job, rank: int, label: str) -> int:
+        """How much there is of a phase."""
+        path = self.place(job) / f"{rank}.{label}"
+        return path.stat().st_size if path.exists() else 0
 
     def read(
         self, job: Job, rank: int, phase: str, offset: int, limit: int = CHUNK
@@ -77,20 +103,13 @@ class Archive:
     def tail(self, job: Job, rank: int, lines: int = 8) -> str:
         """The last lines a rank wrote, for an error message."""
         for phase in reversed(PHASES):
-            path = self.place(job) / f"{rank}.{phase}"
+            path = self.place(job) / f"{rank}.{job.label(phase)}"
             if path.exists() and path.stat().st_size:
                 with path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - 16384))
                     text = file.read().decode("utf-8", "replace")
                 return "\n".join(line.rsplit("\r", 1)[-1] for line in text.replace("\r\n", "\n").splitlines()[-lines:])
         return ""
-
-
-def _append(path: Path, data: bytes, times: list[Any]) -> None:
-    with path.open("ab") as file:
-        file.write(data)
-    with path.with_name(path.name + ".times").open("ab") as file:
-        file.write(b"".join(RECORD.pack(end, moment) for end, moment in times))
 
 
 def _times(path: Path, start: int, end: int) -> list[tuple[int, int]]:

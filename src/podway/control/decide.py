@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from podway.control.records import ACTIVE, Cluster, ClusterState, Exit, Job
+from podway.control.recovery import comes_back, needs_new_hosts, overdue, survives_loss
 from podway.providers import Observation
 
 Verb = Literal[
@@ -18,6 +19,12 @@ Verb = Literal[
     "stop",  # stop the hosts
     "destroy",  # delete everything
     "mark",  # only the row is behind: write `state`
+    "fail-over",  # it could not be created here: try the next place, or give up
+    "recover",  # its hosts are lost and `jobs` come back: make it anew; the other jobs that ran have failed
+    "lose",  # its hosts are lost and no job comes back: all have failed, and it goes
+    "clear",  # delete what there is, to make it anew
+    "again",  # nothing is left of the last try: take the next place
+    "fail-jobs",  # they waited for hosts longer than they may
     "cancel-jobs",  # end what runs before the hosts go
     "begin-jobs",  # drive the jobs listed
     "autostop",  # idle for long enough: change the goal
@@ -53,24 +60,61 @@ def decide(cluster: Cluster, jobs: list[Job], seen: Observation, now: float) -> 
 
 
 def _towards_up(cluster: Cluster, jobs: list[Job], seen: Observation, now: float) -> Action:
+    if cluster.state is not ClusterState.UP:
+        waiting = _while_waiting(cluster, jobs, now)
+        if waiting is not None:
+            return waiting
+        if cluster.clearing:
+            return Action(verb="again") if seen.condition == "absent" else Action(verb="clear")
+        if now < cluster.not_before:
+            return Action(verb="wait", wait_s=min(30.0, cluster.not_before - now + 0.01))
     match seen.condition:
         case "ready":
             if cluster.state is not ClusterState.UP or cluster.hosts != seen.hosts:
                 return Action(verb="mark", state=ClusterState.UP)
+            if any(needs_new_hosts(job, cluster.generation) for job in jobs):
+                return _lost(jobs, "a host was lost")
             return _when_up(cluster, jobs, now)
+        case "stopped" if cluster.state is ClusterState.UP and cluster.autostop is not None and not jobs:
+            return Action(verb="autostop", reason="stopped by its head host, idle without a server")
         case "stopped":
             return Action(verb="start")
+        case "failed" | "preempted" | "absent" | "deleting" if cluster.state is ClusterState.UP:
+            return _lost(jobs, _why_lost(cluster, jobs, seen, now))
         case "failed" | "preempted":
-            return Action(verb="destroy", reason=seen.reason or seen.condition)
-        case "absent" | "deleting" if cluster.state is ClusterState.UP:
-            why = "its hosts disappeared"
-            if jobs:
-                return Action(verb="cancel-jobs", jobs=tuple(job.number for job in jobs), reason=why)
-            return Action(verb="mark", state=ClusterState.GONE, reason=why)
+            return Action(verb="fail-over", reason=seen.reason or seen.condition)
         case "absent" | "creating" | "deleting":
             return Action(verb="submit")
         case _:
             return Action(verb="wait")
+
+
+def _why_lost(cluster: Cluster, jobs: list[Job], seen: Observation, now: float) -> str:
+    rest = cluster.autostop
+    idle = rest is not None and rest.down and not jobs and now - cluster.active_at >= rest.idle_minutes * 60
+    if idle and not (cluster.order.spot and seen.condition == "preempted"):
+        return "it was taken down by its head host, idle without a server"
+    known = {"failed": "its hosts failed", "preempted": "its hosts were preempted"}
+    return seen.reason or known.get(seen.condition, "its hosts disappeared")
+
+
+def _while_waiting(cluster: Cluster, jobs: list[Job], now: float) -> Action | None:
+    """What does not need hosts: jobs that are cancelled or waited too long, and a recovery nobody waits for."""
+    cancelled = tuple(job.number for job in jobs if job.cancel)
+    if cancelled:
+        return Action(verb="begin-jobs", jobs=cancelled)  # without hosts a job only ends
+    late = tuple(job.number for job in jobs if overdue(job, now))
+    if late:
+        return Action(verb="fail-jobs", jobs=late, reason="no hosts could be had in the time its task allows")
+    if cluster.recovering and not jobs:
+        return Action(verb="lose", reason="its hosts were lost, and no job waits for new ones")
+    return None
+
+
+def _lost(jobs: list[Job], why: str) -> Action:
+    if any(survives_loss(job) and comes_back(job, "interruption") for job in jobs):
+        return Action(verb="recover", jobs=tuple(job.number for job in jobs if survives_loss(job)), reason=why)
+    return Action(verb="lose", reason=why)
 
 
 def _when_up(cluster: Cluster, jobs: list[Job], now: float) -> Action:

@@ -16,20 +16,22 @@ class Remarks(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def remarks(task: Task, honours: frozenset[str], *, simulated: bool) -> Remarks:
-    """Judge a task against what a provider does."""
+def remarks(task: Task, honours: frozenset[str], *, simulated: bool, setup: bool = True) -> Remarks:
+    """Judge a task against what a provider does, and against what Podway does for a job that brings no `setup`."""
     refusal = _bucket_refusal(task, honours) or _volume_refusal(task, honours)
     if refusal is None and simulated:
         refusal = _path_refusal(task)
-    return Remarks(refusal=refusal, notes=tuple(_notes(task, honours, simulated=simulated)))
+    return Remarks(refusal=refusal, notes=tuple(_notes(task, honours, simulated, setup)))
 
 
 def _bucket_refusal(task: Task, honours: frozenset[str]) -> UserError | None:
+    """Mounts take a host of its own; copies come by way of the server, to any host."""
     for mount in task.file_mounts:
-        if isinstance(mount.source, Bucket) and "buckets" not in honours:
+        source = mount.source
+        if isinstance(source, Bucket) and source.mode != "COPY" and "buckets" not in honours:
             return UserError(
-                f"file_mounts {mount.target}: {mount.source.uri} cannot be mounted here: this provider has no buckets",
-                "use a provider that has them, or mount a local directory instead",
+                f"file_mounts {mount.target}: {source.uri} cannot be mounted here: these hosts share this machine's root",
+                "use mode: COPY, or a provider with hosts of their own (gcp, ssh)",
             )
     return None
 
@@ -54,7 +56,7 @@ def _path_refusal(task: Task) -> UserError | None:
     return None
 
 
-def _notes(task: Task, honours: frozenset[str], *, simulated: bool) -> list[str]:
+def _notes(task: Task, honours: frozenset[str], simulated: bool, setup: bool) -> list[str]:
     notes = []
     images = sorted({resources.image for resources in task.resources if resources.image})
     if images and "image" not in honours:
@@ -65,8 +67,12 @@ def _notes(task: Task, honours: frozenset[str], *, simulated: bool) -> list[str]
         notes.append("disk_size has no effect here: the hosts have the disks they have")
     if task.priority and "priority" not in honours:
         notes.append("priority has no effect: the queue of a cluster is first come, first served")
-    if task.recovery is not None and "recovery" not in honours:
-        notes.append("recovery has no effect here: the job is not restarted by itself")
+    if task.recovery is not None and not setup:
+        notes.append(
+            "recovery has no effect on a job without setup (exec, --no-setup): new hosts would lack what the launch set up"
+        )
+    if any(isinstance(mount.source, Bucket) and not mount.source.persistent for mount in task.file_mounts):
+        notes.append("persistent: false has no effect: Podway never deletes a bucket")
     if task.service is not None and "replicas" not in honours:
         notes.append(f"the service runs as one replica, on port {task.service.port} of its hosts")
     if simulated and any(resources.spot != "no" for resources in task.resources):

@@ -11,6 +11,10 @@ from podway.order import Host
 from podway.providers import Provider
 
 RETRY_S = 0.5
+SKEW_S = 0.05  # clocks that agree so well are left alone
+LOST_AFTER_S = 60.0  # an agent that cannot be reached for so long has lost its rank, if others can
+ANSWER_S, ASKED = 5.0, 8
+ALL_SILENT_S = 300.0  # no host can be reached: more likely it is our own network, for a while
 
 
 class HostSession:
@@ -42,15 +46,59 @@ class Fleet:
 
     def __init__(self, provider: Provider, cluster: Cluster, cache_dir: str = "") -> None:
         self.provider = provider
+        self.cluster = cluster.name
         self.hosts = cluster.hosts
         self.sessions = [HostSession(provider, host) for host in cluster.hosts]
         self.cache_dir = cache_dir
+        self.silent: dict[int, float] = {}  # rank -> since when its agent does not answer
 
-    async def reach(self) -> None:
-        """Every host's agent runs and answers."""
-        await asyncio.gather(*(session.call("hello") for session in self.sessions))
+    async def reach(self) -> tuple[int, ...]:
+        """Every host's agent runs and answers; by rank, what is to be added to its clock (ms) to agree with ours."""
+        return tuple(await asyncio.gather(*(_skew_ms(session) for session in self.sessions)))
+
+    async def is_lost(self, rank: int) -> bool:
+        """Whether the silence of a host (for LOST_AFTER_S already) means that it is gone, and not that we are cut off."""
+        since = self.silent.setdefault(rank, time.monotonic() - LOST_AFTER_S)
+        try:
+            seen = await self.provider.observe(self.cluster)
+        except ProviderError:
+            return False
+        if seen.condition != "ready" or await self._other_answers(rank):
+            return True
+        return time.monotonic() - since > ALL_SILENT_S
+
+    async def _other_answers(self, rank: int) -> bool:
+        """Whether any other host is heard now; a few are enough to tell."""
+        others = [
+            session for session in self.sessions if session.host.rank != rank and session.host.rank not in self.silent
+        ]
+        asked = [session.link.call("hello", timeout=ANSWER_S) for session in others[:ASKED]]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return any(not isinstance(answer, BaseException) for answer in answers)
+
+    async def any_lost(self) -> bool:
+        """Whether a job may have failed because a host is gone: its peers often notice before the cloud or we do."""
+        try:
+            seen = await self.provider.observe(self.cluster)
+        except ProviderError:
+            return False
+        if seen.condition != "ready":
+            return True
+        asked = (session.call("hello", patience=10.0) for session in self.sessions)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return any(isinstance(answer, ProviderError) for answer in answers)
 
     def close(self) -> None:
         """Drop the connections; the agents go on."""
         for session in self.sessions:
             session.link.close()
+
+
+async def _skew_ms(session: HostSession) -> int:
+    """How far a host's clock is behind ours, as far as the time the question takes lets us know."""
+    await session.call("hello")  # the first may have to start an agent
+    asked = time.time()
+    then = float((await session.call("hello")).get("time") or asked)
+    took = time.time() - asked
+    skew = asked + took / 2 - then
+    return round(skew * 1000) if abs(skew) > max(SKEW_S, took) else 0

@@ -5,13 +5,18 @@
    simply does the step again;
 3. the first failure, a cancel, or the time limit ends all ranks: SIGTERM, the grace, SIGKILL, until every agent says that
    nothing of the job is left and the chips are free;
-4. each rank's output is copied to the archive, and only then is the job written as ended, so that an ended job's log is whole.
+4. each rank's output is copied to the archive, and only then is the job written as ended, so that an ended job's log is whole;
+5. a job whose task comes back from what happened (recovery.py) is written as RECOVERING instead, and begins again as its next
+   attempt: on the same hosts after an error of its own, on new ones when a host was lost.
 
 Whatever happens, the row says where the job is: SETTING_UP and RUNNING are resumed by the next server, CANCELLING is finished.
+On hosts that may vanish, the output is copied to the archive all along.
 """
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,18 +24,23 @@ import msgspec
 from podway import crash
 from podway.control.archive import Archive
 from podway.control.decide import RankStatus, Verdict, judge
-from podway.control.fleet import Fleet, HostSession
+from podway.control.fleet import LOST_AFTER_S, Fleet, HostSession
 from podway.control.records import Cluster, Event, Exit, Job, JobState
+from podway.control.recovery import Cause, cause_of, comes_back
 from podway.control.secret_box import SecretBox
 from podway.control.store import Stale, Store
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
+from podway.hosts.manifest import FileTree
 from podway.hosts.sync import sync
 from podway.hosts.tree import Manifest
 from podway.launch import WORKDIR, Launch
+from podway.storage.attach import Attachment
 
 GRACE_S = 10.0  # between SIGTERM and SIGKILL, unless the task says otherwise
-LOST_AFTER_S = 60.0  # an agent that cannot be reached for so long has lost its rank
+MIRROR_S = 1.0  # between copies of the output of hosts that may vanish
+LAST_COPY_S = 10.0  # for what can still be read from a cluster that lost a host
+REST_S, LONGEST_REST_S = 1.0, 60.0  # before a job that failed by itself begins again
 
 
 class Cancelled(Exception):
@@ -59,6 +69,7 @@ class Gang:
         self.owner = owner
         self.cluster = cluster
         self.changed = asyncio.Event()  # set when someone wrote to the job's row
+        self.skew_ms: tuple[int, ...] = ()
         self.job: Job
 
     async def run(self, number: int) -> None:
@@ -76,21 +87,25 @@ class Gang:
         except UserError as error:
             await self._end(JobState.FAILED_DRIVER, str(error))
         except ProviderError as error:
-            await self._end(JobState.FAILED_DRIVER, f"a host could not be reached: {error}")
+            reason = f"a host could not be reached: {error}"
+            if not error.transient or not comes_back(self.job, "interruption"):
+                await self._end(JobState.FAILED_DRIVER, reason)
+            elif await self.fleet.any_lost():
+                await self._come_back("interruption", reason)
 
     async def _drive(self) -> None:
-        if self.job.state is JobState.PENDING:
+        if self.job.state in (JobState.PENDING, JobState.RECOVERING):
             await self._refuse_if_cancelled()
-            await self._save("is being set up", state=JobState.SETTING_UP, started=time.time())
+            await self._begin()
             crash.point("job.begun")
         if self.job.state is JobState.SETTING_UP:
             await self._refuse_if_cancelled()
-            await self.fleet.reach()
+            self.skew_ms = await self.fleet.reach()
             await self._sync()
             if self.job.run_setup and self._launch().script("setup").strip():
                 failed = await self._phase("setup")
                 if failed is not None:
-                    await self._end(JobState.FAILED_SETUP, self._blame("setup", failed), failed)
+                    await self._fail(JobState.FAILED_SETUP, "setup", failed)
                     return
             crash.point("job.before-run")
             await self._save("is running", state=JobState.RUNNING)
@@ -99,22 +114,44 @@ class Gang:
             if failed is None:
                 await self._end(JobState.SUCCEEDED, "")
             else:
-                await self._end(JobState.FAILED, self._blame("run", failed), failed)
+                await self._fail(JobState.FAILED, "run", failed)
         elif self.job.state is JobState.CANCELLING:
             raise Cancelled(self.job.reason)
 
     # steps
 
+    async def _begin(self) -> None:
+        """The first attempt, or the next one; a job that fails by itself again and again rests in between."""
+        again = self.job.state is JobState.RECOVERING
+        if again and self.job.lost_generation is None:
+            until = time.monotonic() + min(LONGEST_REST_S, REST_S * 2.0 ** (self.job.error_restarts - 1))
+            while (left := until - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, 0.5))
+                await self._refuse_if_cancelled()
+        attempt = self.job.attempt + again
+        text = f"is being set up again (attempt {attempt})" if again else "is being set up"
+        changes: dict[str, Any] = {}
+        if again:
+            changes = {"attempt": attempt, "recovering_since": None, "lost_generation": None, "reason": ""}
+        await self._save(text, state=JobState.SETTING_UP, started=time.time(), **changes)
+
     async def _sync(self) -> None:
         crash.point("job.before-sync")
-        if self.job.files:
-            total = sum(tree.size for tree in self.job.files)
-            await self._note(f"Syncing {_files(self.job)} ({_bytes(total)}) to {len(self.fleet.hosts)} host(s)")
+        trees = [tree for tree in self.job.files if tree.kind != "bucket"]
+        if trees:
+            total = sum(tree.size for tree in trees)
+            await self._note(f"Syncing {_files(trees)} ({_bytes(total)}) to {len(self.fleet.hosts)} host(s)")
             links = [session.link for session in self.fleet.sessions]
-            for tree in self.job.files:
+            for tree in trees:
                 manifest = Manifest.decode(await asyncio.to_thread(self.blobs.read, tree.manifest))
                 await sync(links, manifest, tree.target, self.blobs)
+        await self._buckets().bring(self.job.files, self.blobs, location=self.cluster.order.region, note=self._note)
         crash.point("job.after-sync")
+
+    def _buckets(self) -> Attachment:
+        links = [session.link for session in self.fleet.sessions]
+        on_hosts = "own-identity" in self.fleet.provider.honours
+        return Attachment(self.job.task.file_mounts, links, on_hosts=on_hosts)
 
     async def _phase(self, phase: str) -> Exit | None:
         """Start a phase everywhere and see it through; the exit to blame, or None when all is well."""
@@ -127,7 +164,7 @@ class Gang:
             host = session.host
             reply = await session.call(
                 "start",
-                job=self.job.key,
+                job=self.job.mark,
                 phase=phase,
                 script=launch.script(phase),
                 env=launch.env_for(host, phase),
@@ -142,10 +179,25 @@ class Gang:
         await asyncio.wait(starts, return_when=asyncio.FIRST_COMPLETED)
         crash.point("job.phase-half-started")
         pids = await asyncio.gather(*starts)
-        known = {**self.job.pids, phase: [pid or 0 for pid in pids]}
-        await self._save(f"started {phase} on {len(pids)} host(s)", pids=known)
+        known = {**self.job.pids, self.job.label(phase): [pid or 0 for pid in pids]}
+        await self._save(
+            f"started {phase} on {len(pids)} host(s)", pids=known, skew_ms=self.skew_ms or self.job.skew_ms
+        )
         crash.point("job.phase-started")
-        return await self._watch(phase)
+        mirror = asyncio.create_task(self._mirror())
+        try:
+            return await self._watch(phase)
+        finally:
+            mirror.cancel()
+
+    async def _mirror(self) -> None:
+        """Keep copying the output from hosts that may vanish with it."""
+        if self.fleet.provider.simulated and self.job.task.recovery is None:
+            return
+        while True:
+            began = time.monotonic()
+            await self.archive.copy(self.job, self.fleet)
+            await asyncio.sleep(max(MIRROR_S, 2 * (time.monotonic() - began)))
 
     async def _watch(self, phase: str) -> Exit | None:
         limit = self.job.task.max_duration_s if phase == "run" else None
@@ -180,7 +232,7 @@ class Gang:
                 else:
                     waiting = bool(waits)
                 # A command beside the queue is no gang: each host sees it through, whatever the others do.
-                if verdict.outcome != "wait" and (not waiting or (verdict.outcome == "failed" and self.job.exclusive)):
+                if verdict.outcome != "wait" and (not waiting or (verdict.outcome == "failed" and self.job.gang)):
                     exits = tuple(status.exit for status in latest.values() if status.exit)
                     self.job = msgspec.structs.replace(self.job, exits=exits)
                     return verdict.first
@@ -190,11 +242,14 @@ class Gang:
 
     async def _status(self, session: HostSession, phase: str) -> RankStatus:
         """Wait (on the host) for a rank's phase to end, at most a few seconds; a host lost for long is an exit too."""
+        rank = session.host.rank
         try:
-            reply = await session.call("status", job=self.job.key, phase=phase, wait=5.0, patience=LOST_AFTER_S)
+            reply = await session.call("status", job=self.job.mark, phase=phase, wait=5.0, patience=LOST_AFTER_S)
         except ProviderError:
-            lost = Exit(rank=session.host.rank, lost=True)
-            return RankStatus(rank=session.host.rank, state="lost", exit=lost)
+            if await self.fleet.is_lost(rank):
+                return RankStatus(rank=rank, state="lost", exit=Exit(rank=rank, lost=True))
+            return RankStatus(rank=rank, state="running")
+        self.fleet.silent.pop(rank, None)
         state = reply["state"]
         if state in ("exited", "lost"):
             return RankStatus(
@@ -202,19 +257,49 @@ class Gang:
             )
         return RankStatus(rank=session.host.rank, state=state, pid=reply.get("pid"))
 
+    async def _fail(self, state: JobState, phase: str, blamed: Exit) -> None:
+        """It failed: for good, unless its task comes back from this."""
+        reason = self._blame(phase, blamed)
+        if self.job.task.recovery is not None:
+            cause = cause_of(self.job, blamed, hosts_lost=await self.fleet.any_lost())
+            if comes_back(self.job, cause):
+                await self._come_back(cause, reason)
+                return
+        await self._end(state, reason, blamed)
+
+    async def _come_back(self, cause: Cause, reason: str) -> None:
+        """Keep what was printed, and write that the job is to begin again."""
+        if cause == "error":
+            await self._stop_all()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.archive.copy(self.job, self.fleet), None if cause == "error" else LAST_COPY_S)
+        crash.point("recover.before-save")
+        await self._save(
+            f"is recovering: {reason}",
+            state=JobState.RECOVERING,
+            reason=reason,
+            exits=(),
+            recovering_since=time.time(),
+            error_restarts=self.job.error_restarts + (cause == "error"),
+            lost_generation=self.cluster.generation if cause == "interruption" else None,
+        )
+        crash.point("recover.saved")
+
     async def _end(self, state: JobState, reason: str, blamed: Exit | None = None) -> None:
         """Stop what is left, keep the output, and only then write the end."""
         if state is JobState.CANCELLED and self.job.state is not JobState.CANCELLING:
             await self._save(reason or "is being cancelled", state=JobState.CANCELLING, reason=reason)
         # A rank that exits by itself takes its children along: nothing is left of a success in which all did.
         ended_by_itself = state is JobState.SUCCEEDED and len(self.job.exits) == len(self.fleet.hosts)
-        if not ended_by_itself and (self.job.pids or self.job.state is JobState.CANCELLING):
+        if not ended_by_itself and (self._labels() or self.job.state is JobState.CANCELLING):
             await self._stop_all()
         crash.point("job.ended")
+        if self.job.pids:
+            await self._buckets().flush(self._note, succeeded=state is JobState.SUCCEEDED)
         exits = await self._final_exits()
         tail = ""
         if self.job.pids:
-            await self.archive.keep(self.cluster, self.job, self.fleet)
+            await self.archive.keep(self.job, self.fleet)
             if blamed is not None:
                 tail = await asyncio.to_thread(self.archive.tail, self.job, blamed.rank)
         crash.point("job.before-save")
@@ -236,7 +321,7 @@ class Gang:
             while True:
                 try:
                     reply = await session.call(
-                        "cancel", job=self.job.key, grace=grace_s, wait=5.0, patience=LOST_AFTER_S
+                        "cancel", job=self.job.mark, grace=grace_s, wait=5.0, patience=LOST_AFTER_S
                     )
                 except ProviderError:
                     return  # nothing answers there; the provider's destroy is what ends it
@@ -250,7 +335,7 @@ class Gang:
 
     async def _final_exits(self) -> tuple[Exit, ...]:
         """How every rank ended, the stopped ones included."""
-        phases = [phase for phase in ("run", "setup") if phase in self.job.pids]
+        phases = self._labels()
         if not phases:
             return self.job.exits
         known = {end.rank: end for end in self.job.exits}
@@ -260,12 +345,16 @@ class Gang:
             if rank in known:
                 return known[rank]
             try:
-                reply = await session.call("status", job=self.job.key, phase=phases[0], wait=0.0, patience=2.0)
+                reply = await session.call("status", job=self.job.mark, phase=phases[0], wait=0.0, patience=2.0)
             except ProviderError:
                 return Exit(rank=rank, lost=True)
             return _exit(rank, reply)
 
         return tuple(await asyncio.gather(*(ask(session) for session in self.fleet.sessions)))
+
+    def _labels(self) -> list[str]:
+        """The phases this attempt has begun, the latest first."""
+        return [phase for phase in ("run", "setup") if self.job.label(phase) in self.job.pids]
 
     # the row
 
@@ -317,6 +406,7 @@ class Gang:
             user=self.job.user,
             submitted=self.job.submitted,
             cache_dir=self.fleet.cache_dir,
+            attempt=self.job.attempt,
         )
 
     def _blame(self, phase: str, end: Exit) -> str:
@@ -337,8 +427,8 @@ def _exit(rank: int, reply: dict[str, Any]) -> Exit:
     )
 
 
-def _files(job: Job) -> str:
-    kinds = [tree.target for tree in job.files]
+def _files(trees: Sequence[FileTree]) -> str:
+    kinds = [tree.target for tree in trees]
     return ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
 
 

@@ -5,6 +5,7 @@ people know from SkyPilot, and each enum's terminal set stands next to it.
 """
 
 import enum
+import os
 from typing import Any, Literal
 
 import msgspec
@@ -26,16 +27,18 @@ class ClusterState(enum.StrEnum):
 
 
 class JobState(enum.StrEnum):
-    """Where a job is. CANCELLING lasts until nothing of the job runs on any host."""
+    """Where a job is. CANCELLING lasts until nothing of the job runs on any host; RECOVERING until it begins again."""
 
     PENDING = "PENDING"
     SETTING_UP = "SETTING_UP"
     RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
     CANCELLING = "CANCELLING"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     FAILED_SETUP = "FAILED_SETUP"
     FAILED_DRIVER = "FAILED_DRIVER"
+    FAILED_NO_RESOURCE = "FAILED_NO_RESOURCE"
     CANCELLED = "CANCELLED"
 
 
@@ -45,12 +48,29 @@ ENDED: frozenset[JobState] = frozenset(
         JobState.FAILED,
         JobState.FAILED_SETUP,
         JobState.FAILED_DRIVER,
+        JobState.FAILED_NO_RESOURCE,
         JobState.CANCELLED,
     }
 )
-ACTIVE: frozenset[JobState] = frozenset({JobState.SETTING_UP, JobState.RUNNING, JobState.CANCELLING})
+# These own the chips: the queue waits for them, also while one of them waits for new hosts.
+ACTIVE: frozenset[JobState] = frozenset(
+    {JobState.SETTING_UP, JobState.RUNNING, JobState.RECOVERING, JobState.CANCELLING}
+)
 
 Goal = Literal["up", "stopped", "gone"]
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One try to get a cluster's hosts: where, for how long it was billed, and how it ended."""
+
+    provider: str
+    accelerator_type: str | None
+    zone: str | None
+    spot: bool = False
+    begun: float
+    ended: float | None = None
+    outcome: Literal["trying", "up", "failed", "lost"] = "trying"
+    reason: str = ""
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +89,20 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     ended: float | None = None
     active_at: float  # last time a job ended or was submitted; autostop counts from here
     billed_s: float = 0.0  # seconds UP before `up_since`
+    spent: float = 0.0  # dollars before `up_since`, each stretch at the price of where it was
     reason: str = ""
+    candidates: tuple[
+        tuple[Order, ...], ...
+    ] = ()  # every way it may be made, one zone each; groups in the task's order
+    left: tuple[Order, ...] = ()  # those not yet tried in this round, best first
+    untried: tuple[str, ...] = ()  # places that are no candidates, each with the reason
+    attempts: tuple[Attempt, ...] = ()  # what was tried, oldest first
+    rounds: int = 0  # how often every candidate has failed
+    retry: bool = False  # go round again when every candidate has failed
+    clearing: bool = False  # delete what is there, then take the next candidate
+    recovering: bool = False  # its hosts were lost, and a job waits for new ones
+    generation: int = 0  # counts the times hosts were asked for
+    not_before: float = 0.0  # no try earlier than this
     version: int = 0
 
     @property
@@ -78,9 +111,25 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is not ClusterState.GONE
 
 
+def default_name(user: str) -> str:
+    """A cluster name for a launch that gives none."""
+    return f"podway-{''.join(filter(str.isalnum, user)) or 'user'}-{os.urandom(2).hex()}"
+
+
 def shell_key(cluster: Cluster) -> str:
     """The mark of interactive shells on a cluster's hosts, in the place of a job's key."""
     return f"{cluster.id}-shell"
+
+
+def phase_label(phase: str, attempt: int) -> str:
+    """`run` for the first attempt, `run-2` for the second."""
+    return phase if attempt == 1 else f"{phase}-{attempt}"
+
+
+def phase_of(label: str) -> tuple[str, int]:
+    """(phase, attempt) of a label."""
+    phase, _, attempt = label.partition("-")
+    return phase, int(attempt or 1)
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,21 +168,36 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[FileTree, ...] = ()
     secret_box: bytes = b""  # encrypted; see control.secrets
     run_setup: bool = True
-    exclusive: bool = True  # False: `podway run`, beside the queue and without the chips
+    exclusive: bool = True  # False: beside the queue, because its task names no chips
+    gang: bool = True  # False: `podway run`, which each host sees through whatever the others do
     submitted: float
     started: float | None = None
     ended: float | None = None
     exits: tuple[Exit, ...] = ()
-    pids: dict[str, list[int]] = {}  # phase -> pid by rank
+    pids: dict[str, list[int]] = {}  # label of a phase -> pid by rank, of every attempt
     reason: str = ""
     cancel: bool = False
     down_after: bool = False  # take the cluster down when this job ends
+    skew_ms: tuple[int, ...] = ()  # by rank: what to add to its host's clock
+    attempt: int = 1
+    error_restarts: int = 0
+    recovering_since: float | None = None
+    lost_generation: int | None = None  # it needs other hosts than those of this generation of the cluster
     version: int = 0
 
     @property
     def key(self) -> str:
-        """The name the job has on its hosts."""
+        """The name of the job, the same in every attempt."""
         return f"{self.cluster_id}-{self.number}"
+
+    @property
+    def mark(self) -> str:
+        """The name this attempt has on its hosts: what was cancelled there never starts again, so each has its own."""
+        return self.key if self.attempt == 1 else f"{self.key}.{self.attempt}"
+
+    def label(self, phase: str) -> str:
+        """The name of a phase of this attempt in `pids`, logs and the archive."""
+        return phase_label(phase, self.attempt)
 
     @property
     def done(self) -> bool:

@@ -15,9 +15,11 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
+from podway.control.failover import Place, Record, place_of
 from podway.control.records import Cluster, ClusterState, Event, Job
-from podway.control.tables import SCHEMA, clusters, events, info, jobs, meta, tokens
+from podway.control.tables import SCHEMA, clusters, events, info, jobs, meta, tokens, tries
 from podway.errors import UserError
+from podway.order import Order
 
 EVENTS_KEPT = 2000  # for each cluster; older ones are dropped as new ones come
 
@@ -284,6 +286,38 @@ class Store:
         with self.engine.connect() as db:
             rows = db.execute(query).all()
         return [msgspec.structs.replace(msgspec.json.decode(row.body, type=Event), id=row.id) for row in rows]
+
+    # tries to get hosts
+
+    def tries(self) -> dict[Place, Record]:
+        """How they went, by place."""
+        with self.engine.connect() as db:
+            return {
+                (row.provider, row.accelerator_type or None, row.zone or None, bool(row.spot)): Record(
+                    good=row.good, bad=row.bad, at=row.at
+                )
+                for row in db.execute(sa.select(tries))
+            }
+
+    def providers_used(self) -> tuple[str, ...]:
+        """Every provider that was ever asked for hosts here."""
+        with self.engine.connect() as db:
+            past = {row[0] for row in db.execute(sa.select(tries.c.provider).distinct())}
+        return tuple(sorted(past | {cluster.order.provider for cluster in self.live_clusters()}))
+
+    def note_try(self, order: Order, good: bool, now: float) -> None:
+        """One more, in each zone the order asked in."""
+        with self.engine.begin() as db:
+            for zone in order.zones if order.zones and not good else (order.zone,):
+                provider, kind, _, spot = place_of(order)
+                key = {"provider": provider, "accelerator_type": kind or "", "zone": zone or "", "spot": spot}
+                same = [tries.c[name] == value for name, value in key.items()]
+                row = db.execute(sa.select(tries).where(*same)).first()
+                old = Record(good=row.good, bad=row.bad, at=row.at) if row else Record()
+                values = msgspec.structs.asdict(old.plus(good, now))
+                db.execute(
+                    sa.update(tries).where(*same).values(**values) if row else sa.insert(tries).values(**key, **values)
+                )
 
     # people
 

@@ -49,6 +49,19 @@ events = sa.Table(
     sa.Index("events_cluster", "cluster_id", "id"),
 )
 
+# How tries to get hosts went, by place; what it says fades (control/failover.py).
+tries = sa.Table(
+    "tries",
+    meta,
+    sa.Column("provider", sa.String, primary_key=True),
+    sa.Column("accelerator_type", sa.String, primary_key=True),
+    sa.Column("zone", sa.String, primary_key=True),
+    sa.Column("spot", sa.Boolean, primary_key=True),
+    sa.Column("good", sa.Float, nullable=False),
+    sa.Column("bad", sa.Float, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+)
+
 tokens = sa.Table(
     "tokens",
     meta,

@@ -12,16 +12,18 @@ from collections.abc import Callable
 import msgspec
 
 from podway import crash
-from podway.catalog.slices import find_slice
+from podway.control.choosing import Choice, check_fit, choose
+from podway.control.failover import take
 from podway.control.fitness import remarks
-from podway.control.records import ENDED, Cluster, ClusterState, Event, Job, JobState
+from podway.control.provisioning import begun
+from podway.control.records import ENDED, Cluster, ClusterState, Event, Job, JobState, default_name
 from podway.control.secret_box import SecretBox
 from podway.control.store import Stale, Store
 from podway.errors import UserError
 from podway.hosts.manifest import FileTree
 from podway.order import Order
 from podway.providers import Offer, Provider, Request
-from podway.task.task import Autostop, Resources, Task, without_secrets
+from podway.task.task import Autostop, Task, without_secrets
 
 NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$")
 
@@ -35,6 +37,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     files: tuple[FileTree, ...] = ()
     setup: bool = True
     autostop: Autostop | None = None
+    retry_until_up: bool = False  # go round all places again and again
+    valid_until_s: float | None = None  # give up a queued request after this long
     request_id: str | None = None  # the same id twice is one job
 
 
@@ -45,6 +49,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str
     job: int | None
     created: bool
+    notes: tuple[str, ...] = ()  # what the task asks for that has no effect there
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,14 +79,15 @@ class Control:
     def preview(self, request: LaunchRequest, user: str) -> Preview:
         """The plan and the exact request, without doing anything."""
         name = self._name(request.cluster, user)
-        offers, order = self._choose(request)
+        choice = self._choose(request)
+        order, _ = take(choice.best)
         rendered = self.provider(order.provider).render(name, order)
         known = self.store.find(name)
         if known is not None:
-            _check_fit(known, request.task)
-        notes = self._judge(request.task, order.provider)
+            check_fit(known, request.task)
+        notes = self._judge(request.task, order.provider, setup=request.setup)
         return Preview(
-            cluster=name, offers=offers, order=order, request=rendered, exists=known is not None, notes=notes
+            cluster=name, offers=choice.offers, order=order, request=rendered, exists=known is not None, notes=notes
         )
 
     def launch(self, request: LaunchRequest, user: str) -> Launched:
@@ -99,7 +105,7 @@ class Control:
             cluster = self._create(name, request, user)
         else:
             self._judge(request.task, cluster.order.provider)
-            _check_fit(cluster, request.task)
+            check_fit(cluster, request.task)
             cluster = self._bring_up(cluster)
         crash.point("launch.cluster-row")
         number = None
@@ -125,11 +131,11 @@ class Control:
             raise UserError(
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
             )
-        _check_fit(cluster, task)
-        self._judge(task, cluster.order.provider)
+        check_fit(cluster, task)
+        notes = self._judge(task, cluster.order.provider, setup=False)
         job = self._queue(cluster, task, files, user, setup=False, request_id=request_id)
         self.wake(cluster.id)
-        return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False)
+        return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False, notes=notes)
 
     def run_everywhere(self, name: str, command: str, user: str, request_id: str | None = None) -> Launched:
         """A command on every host at once, beside the queue: it does not wait for the chips and does not hold them."""
@@ -139,7 +145,7 @@ class Control:
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
             )
         task = Task(name="run", run=command)
-        job = self._queue(cluster, task, (), user, setup=False, exclusive=False, request_id=request_id)
+        job = self._queue(cluster, task, (), user, setup=False, gang=False, request_id=request_id)
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False)
 
@@ -210,8 +216,7 @@ class Control:
 
     def _name(self, name: str | None, user: str) -> str:
         if name is None:
-            safe = re.sub(r"[^A-Za-z0-9]", "", user) or "user"
-            return f"podway-{safe}-{secrets.token_hex(2)}"
+            return default_name(user)
         if not NAME.match(name):
             raise UserError(
                 f"{name!r} cannot be a cluster name",
@@ -227,33 +232,20 @@ class Control:
             raise UserError(f"there is no cluster {name!r}", hint, status=404)
         return cluster
 
-    def _choose(self, request: LaunchRequest) -> tuple[tuple[Offer, ...], Order]:
-        """Offers for every alternative, and the first by the task's order or by price."""
-        task = request.task
-        offers: list[Offer] = []
-        homes: dict[Offer, Resources] = {}
-        refusal = UserError("no provider can give what the task asks for", "see the sizes there are with: podway tpus")
-        for resources in task.resources:
-            name = request.provider or resources.placement.provider or "local"
-            try:
-                found = self.provider(name).offers(resources, task.slices)
-            except UserError as error:  # another alternative may do; the reason counts when none does
-                refusal = error
-                continue
-            offers += found
-            homes |= dict.fromkeys(found, resources)
-        if not offers:
-            raise refusal
-        affordable = [offer for offer in offers if _affordable(offer, homes[offer])]
-        if not affordable:
-            raise UserError("every offer costs more than the task allows", "raise max_hourly_cost, or use spot")
-        if not task.ordered:
-            affordable.sort(key=lambda offer: (offer.hourly_cost is None, offer.hourly_cost or 0.0))
-        return tuple(offers), _order(affordable[0], homes[affordable[0]])
+    def _choose(self, request: LaunchRequest) -> Choice:
+        return choose(
+            request.task,
+            self.provider,
+            self.store.tries(),
+            only=request.provider,
+            valid_until_s=request.valid_until_s,
+        )
 
     def _create(self, name: str, request: LaunchRequest, user: str) -> Cluster:
-        _, order = self._choose(request)
-        self._judge(request.task, order.provider)
+        choice = self._choose(request)
+        order, left = take(choice.best)
+        for provider in dict.fromkeys(one.provider for one in choice.best):
+            self._judge(request.task, provider)
         self.provider(order.provider).render(name, order)  # refuse what cannot be rendered before anything is written
         now = time.time()
         cluster = Cluster(
@@ -265,7 +257,13 @@ class Control:
             order=order,
             created=now,
             active_at=now,
+            candidates=choice.candidates,
+            left=left,
+            untried=choice.untried,
+            retry=request.retry_until_up,
+            generation=1,
         )
+        cluster = msgspec.structs.replace(cluster, attempts=begun(cluster, now))
         try:
             self.store.add_cluster(cluster)
         except Stale:
@@ -274,10 +272,10 @@ class Control:
             ) from None
         return cluster
 
-    def _judge(self, task: Task, name: str) -> tuple[str, ...]:
+    def _judge(self, task: Task, name: str, *, setup: bool = True) -> tuple[str, ...]:
         """Refuse what the provider must not ignore; what it may, as notes."""
         provider = self.provider(name)
-        found = remarks(task, provider.honours, simulated=provider.simulated)
+        found = remarks(task, provider.honours, simulated=provider.simulated, setup=setup)
         if found.refusal is not None:
             raise found.refusal
         return found.notes
@@ -299,7 +297,7 @@ class Control:
         user: str,
         *,
         setup: bool,
-        exclusive: bool = True,
+        gang: bool = True,
         request_id: str | None = None,
     ) -> Job:
         now = time.time()
@@ -313,7 +311,8 @@ class Control:
             files=files,
             secret_box=self.box.seal(task.secrets),
             run_setup=setup,
-            exclusive=exclusive,
+            exclusive=any(resources.accelerator is not None for resources in task.resources),
+            gang=gang,
             submitted=now,
         )
         event = Event(time=now, cluster_id=cluster.id, text="submitted", detail={"state": JobState.PENDING.value})
@@ -350,50 +349,3 @@ class Control:
 def _does_something(task: Task) -> bool:
     """A task with nothing to run or fetch asks for the cluster alone."""
     return bool(task.run.strip() or task.setup.strip() or task.workdir or task.file_mounts)
-
-
-def _affordable(offer: Offer, resources: Resources) -> bool:
-    limit = resources.max_hourly_cost
-    return limit is None or (offer.hourly_cost is not None and offer.hourly_cost <= limit)
-
-
-def _order(offer: Offer, resources: Resources) -> Order:
-    wanted = resources.accelerator
-    tpu = find_slice(offer.accelerator_type, offer.topology) if offer.accelerator_type else None
-    return Order(
-        accelerator_type=offer.accelerator_type,
-        topology=offer.topology,
-        slices=offer.slices,
-        provider=offer.provider,
-        region=offer.region,
-        zone=offer.zone,
-        spot=offer.spot,
-        runtime_version=(wanted.runtime_version if wanted else None)
-        or (tpu.generation_facts.default_runtime if tpu else None),
-        hosts_per_slice=tpu.hosts if tpu else 1,
-        chips_per_host=tpu.chips_per_host if tpu else 0,
-        hourly_cost=offer.hourly_cost,
-        disk_gb=resources.disk_gb,
-        image=resources.image,
-        labels=resources.labels,
-        ports=resources.ports,
-        tpu_vm=wanted.tpu_vm if wanted else True,
-        queued=wanted.queued if wanted else None,
-        reservation=wanted.reservation if wanted else None,
-    )
-
-
-def _check_fit(cluster: Cluster, task: Task) -> None:
-    """A task that names other resources than the cluster has must not run there unnoticed."""
-    have = cluster.order
-    wanted = [resources.accelerator for resources in task.resources]
-    if any(accelerator is None for accelerator in wanted):
-        return
-    asked = [find_slice(a.type, a.topology).accelerator_type for a in wanted if a is not None]
-    if have.accelerator_type not in asked or task.slices not in (1, have.slices):
-        many = f"{task.slices} x " if task.slices > 1 else ""
-        raise UserError(
-            f"cluster {cluster.name} is {have.slices} x {have.accelerator_type}, and the task asks for {many}{' or '.join(asked)}",
-            f"use another cluster name (-c), or take this one down: podway down {cluster.name}",
-            status=409,
-        )

@@ -31,6 +31,8 @@ class LaunchBody(Body, frozen=True):
     files: tuple[FileTree, ...] = ()
     setup: bool = True
     autostop: Autostop | None = None
+    retry_until_up: bool = False  # go round all places again and again until one has capacity
+    valid_until_s: float | None = None  # give up a queued request after this long
     request_id: str | None = None  # the same id twice is one job: a client may send again when an answer was lost
 
 
@@ -88,6 +90,7 @@ class LaunchReply(Reply, frozen=True):
     cluster_id: str
     job: int | None
     created: bool
+    notes: list[str] = []
 
 
 class OfferView(Reply, frozen=True):
@@ -104,6 +107,7 @@ class OfferView(Reply, frozen=True):
     hourly_cost: float | None
     note: str
     chosen: bool
+    blocked: str = ""  # why it is not tried
 
 
 class PreviewReply(Reply, frozen=True):
@@ -143,6 +147,20 @@ class JobView(Reply, frozen=True):
     reason: str
     exits: list[ExitView]
     exclusive: bool
+    attempt: int = 1
+
+
+class AttemptView(Reply, frozen=True):
+    """One try to get a cluster's hosts."""
+
+    provider: str
+    accelerator_type: str | None
+    zone: str | None
+    spot: bool
+    begun: float
+    ended: float | None
+    outcome: str
+    reason: str
 
 
 class ClusterView(Reply, frozen=True):
@@ -167,12 +185,39 @@ class ClusterView(Reply, frozen=True):
     cost: float | None
     reason: str
     open_jobs: int
+    recovering: bool = False
+    rests_alone: bool = (
+        False  # its head host keeps the autostop rule also when no server runs; told by `autostop` alone
+    )
+    attempts: list[AttemptView] = []
 
 
 class ClustersReply(Reply, frozen=True):
-    """Clusters, oldest first."""
+    """Clusters, oldest first; and how many strays the last look found."""
 
     clusters: list[ClusterView]
+    strays: int = 0
+
+
+class StrayView(Reply, frozen=True):
+    """A resource in a cloud that carries this Podway's mark, and that no cluster accounts for."""
+
+    provider: str
+    kind: str
+    name: str
+    cluster: str
+    zone: str | None
+    condition: str
+    accelerator_type: str | None
+    created: float | None
+    hourly_cost: float | None
+
+
+class StraysReply(Reply, frozen=True):
+    """The strays there are, and which providers could not be asked."""
+
+    strays: list[StrayView]
+    unasked: dict[str, str] = {}
 
 
 class JobsReply(Reply, frozen=True):

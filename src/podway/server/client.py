@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from podway.control.records import default_name
 from podway.errors import UserError
 from podway.home import home
 from podway.server import api
@@ -61,16 +62,20 @@ class Client:
         files: tuple[FileTree, ...] = (),
         setup: bool = True,
         autostop: Autostop | None = None,
+        retry_until_up: bool = False,
+        valid_until_s: float | None = None,
     ) -> api.LaunchReply:
         """Make or take a cluster and queue the task on it; returns at once."""
         # The name and the request's id are made here, so that a request sent twice makes one cluster and one job.
         body = api.LaunchBody(
             task=task,
-            cluster=cluster or default_name(),
+            cluster=cluster or default_name(os.environ.get("USER", "")),
             provider=provider,
             files=files,
             setup=setup,
             autostop=autostop,
+            retry_until_up=retry_until_up,
+            valid_until_s=valid_until_s,
             request_id=_request_id(),
         )
         return self._call("POST", "/v1/launch", api.LaunchReply, body)
@@ -92,8 +97,12 @@ class Client:
 
     def clusters(self, past: float | None = None) -> list[api.ClusterView]:
         """Live clusters; also those gone that were created since `past`."""
+        return self.overview(past).clusters
+
+    def overview(self, past: float | None = None) -> api.ClustersReply:
+        """Clusters, and how many strays the server has noticed."""
         query = "" if past is None else f"?past={past}"
-        return self._call("GET", f"/v1/clusters{query}", api.ClustersReply).clusters
+        return self._call("GET", f"/v1/clusters{query}", api.ClustersReply)
 
     def cluster(self, name: str) -> api.ClusterView:
         """One cluster."""
@@ -127,6 +136,14 @@ class Client:
     def autostop(self, cluster: str, autostop: Autostop | None) -> api.ClusterView:
         """Set or clear the rest rule."""
         return self._call("POST", f"{_at(cluster)}/autostop", api.ClusterView, api.AutostopBody(autostop=autostop))
+
+    def strays(self, *, look: bool = True) -> api.StraysReply:
+        """Resources of this Podway that no cluster accounts for: asked of every provider now, or as last seen."""
+        return self._call("GET", f"/v1/strays?look={'true' if look else 'false'}", api.StraysReply)
+
+    def purge(self) -> api.StraysReply:
+        """Delete those resources; what is still there afterwards."""
+        return self._call("DELETE", "/v1/strays", api.StraysReply)
 
     def events(self, cluster: str, after: int = 0) -> list[api.EventView]:
         """History after an event id."""
@@ -248,12 +265,6 @@ class Client:
             except (OSError, msgspec.DecodeError, KeyError, TypeError):
                 raise Unreachable(str(path)) from None
         return self._known
-
-
-def default_name() -> str:
-    """A cluster name for a launch that gives none."""
-    user = "".join(filter(str.isalnum, os.environ.get("USER", ""))) or "user"
-    return f"podway-{user}-{os.urandom(2).hex()}"
 
 
 def _request_id() -> str:

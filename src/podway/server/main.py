@@ -15,6 +15,7 @@ import json
 import logging
 import logging.handlers
 import os
+import resource
 import secrets
 import socket
 import sys
@@ -25,10 +26,12 @@ import uvicorn
 
 import podway
 from podway.control.archive import Archive
+from podway.control.controller import Parts
 from podway.control.housekeeping import keep_tidy
-from podway.control.reconcile import Parts, Reconciler, owner_name
+from podway.control.reconcile import Reconciler, owner_name
 from podway.control.secret_box import SecretBox
 from podway.control.store import open_store, sqlite_url
+from podway.control.strays import Strays
 from podway.control.verbs import Control
 from podway.errors import UserError
 from podway.home import home
@@ -53,6 +56,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"a Podway server already runs for {place}", file=sys.stderr)
         return 1
     _log_to(place / "server.log", options.foreground)
+    # Each host is a socket or two, and a shell gives a program 1,024 files unless it asks for more.
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, 65536)), most))
     try:
         asyncio.run(_serve(place, options))
     except UserError as error:
@@ -91,12 +97,14 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     )
     reconciler = Reconciler(parts)
     control = Control(store=store, box=box, provider=provider, wake=reconciler.wake)
+    strays = Strays(store, provider, asyncio.get_running_loop())
     services = Services(
         control=control,
         store=store,
         blobs=blobs,
         archive=archive,
         provider=provider,
+        strays=strays,
         local_token=token,
         local_user=getpass.getuser(),
     )
@@ -104,7 +112,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     listener = _listen(options.host, options.port)
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    async with _background(reconciler.run(), keep_tidy(store, blobs, archive)):
+    async with _background(reconciler.run(), keep_tidy(store, blobs, archive), strays.keep_looking()):
         _announce(place, options.host, listener.getsockname()[1], token)
         await server.serve(sockets=[listener])
 

@@ -15,8 +15,10 @@ import msgspec
 
 import podway
 from podway.control.archive import Archive
+from podway.control.heartbeat import rest_rule
 from podway.control.records import Cluster, shell_key
 from podway.control.store import Store
+from podway.control.strays import Strays
 from podway.control.verbs import Control, LaunchRequest
 from podway.errors import UserError
 from podway.hosts.blobs import BlobStore
@@ -34,6 +36,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     blobs: BlobStore
     archive: Archive
     provider: Callable[[str], Provider]
+    strays: Strays
     local_token: str
     local_user: str
 
@@ -113,7 +116,19 @@ def clusters(call: Call) -> api.ClustersReply:
     if "past" in call.query:
         found = store.past_clusters(_number(call.query, "past"))[::-1] + found
     counts = store.open_job_counts()
-    return api.ClustersReply(clusters=[views.cluster_view(c, counts.get(c.id, 0)) for c in found])
+    shown = [views.cluster_view(c, counts.get(c.id, 0)) for c in found]
+    return api.ClustersReply(clusters=shown, strays=len(call.services.strays.last.strays))
+
+
+def strays(call: Call) -> api.StraysReply:
+    """What is there of this Podway that no cluster accounts for: every provider is asked, or with look=false none."""
+    known = call.services.strays
+    return views.strays_view(known.last if call.query.get("look") == "false" else known.look_now())
+
+
+def purge(call: Call) -> api.StraysReply:
+    """Delete what no cluster accounts for, and look again."""
+    return views.strays_view(call.services.strays.purge_now())
 
 
 def cluster(call: Call) -> api.ClusterView:
@@ -166,7 +181,9 @@ def down(call: Call) -> api.ClusterView:
 
 def autostop(call: Call) -> api.ClusterView:
     """Set or clear the rest rule."""
-    return views.cluster_view(call.services.control.set_autostop(call.path["cluster"], call.body.autostop), 0)
+    cluster = call.services.control.set_autostop(call.path["cluster"], call.body.autostop)
+    alone = rest_rule(call.services.provider(cluster.order.provider), cluster) is not None
+    return msgspec.structs.replace(views.cluster_view(cluster, 0), rests_alone=alone)
 
 
 def events(call: Call) -> api.EventsReply:
@@ -311,6 +328,17 @@ ROUTES: tuple[Route, ...] = (
         query={"rank": int, "command": str},
     ),
     Route(
+        method="GET", path="/v1/strays", function=strays, summary="Strays", reply=api.StraysReply, query={"look": str}
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/strays",
+        function=purge,
+        summary="Delete strays",
+        reply=api.StraysReply,
+        admin=True,
+    ),
+    Route(
         method="POST",
         path="/v1/files/missing",
         function=files_missing,
@@ -349,12 +377,16 @@ def _launch_request(body: api.LaunchBody) -> LaunchRequest:
         files=body.files,
         setup=body.setup,
         autostop=body.autostop,
+        retry_until_up=body.retry_until_up,
+        valid_until_s=body.valid_until_s,
         request_id=body.request_id,
     )
 
 
 def _launched(done: Any) -> api.LaunchReply:
-    return api.LaunchReply(cluster=done.cluster, cluster_id=done.cluster_id, job=done.job, created=done.created)
+    return api.LaunchReply(
+        cluster=done.cluster, cluster_id=done.cluster_id, job=done.job, created=done.created, notes=list(done.notes)
+    )
 
 
 def _find(call: Call) -> Cluster:

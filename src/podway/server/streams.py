@@ -15,16 +15,17 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from podway.control.fleet import Fleet, HostSession
-from podway.control.records import Cluster, Event, Job
+from podway.control.records import Cluster, Event, Job, phase_label
 from podway.errors import UserError
 from podway.hosts.agent.packs import FilesError
-from podway.hosts.logs import Chunk, Cursor, Options, Renderer, follow
+from podway.hosts.logs import Cursor, Options, Renderer, follow
 from podway.server import api
+from podway.server.feeds import Feed, RankFeed, width
 from podway.server.notify import Notifier
 from podway.server.routes import Caller, Services
 
 PING_S = 15.0
-READ = 1 << 18
+TAILS_AT_ONCE = 16
 encode = msgspec.json.Encoder().encode
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
@@ -69,7 +70,7 @@ class Streams:
             colour=_flag(query.get("colour")),
             timestamps=_flag(query.get("timestamps")),
         )
-        hosts = max(1, len(cluster.hosts) or cluster.order.hosts)
+        hosts = width(cluster, job)
         cursor = Cursor.decode(query["cursor"], hosts) if query.get("cursor") else None
         if options.rank is not None and not 0 <= options.rank < hosts:
             raise UserError(f"there is no rank {options.rank}", f"ranks are 0 to {hosts - 1}")
@@ -82,7 +83,8 @@ class Streams:
         """The bytes of one rank's phase, as they are."""
         cluster, job = await self._job(request)
         rank, phase = _whole(request.query_params.get("rank"), "rank") or 0, request.query_params.get("phase", "run")
-        if not 0 <= rank < max(1, len(cluster.hosts) or cluster.order.hosts) or phase not in ("setup", "run"):
+        labels = {phase_label(name, attempt) for name in ("setup", "run") for attempt in range(1, job.attempt + 1)}
+        if not 0 <= rank < width(cluster, job) or phase not in labels:
             raise UserError(
                 f"there is no output of rank {rank}, phase {phase!r}", "give a rank, and setup or run", status=404
             )
@@ -106,7 +108,7 @@ class Streams:
         fleet = Fleet(self.services.provider(cluster.order.provider), cluster)
 
         async def ask(session: HostSession) -> api.UsageView:
-            found = await session.call("usage", job=job.key, patience=2.0)
+            found = await session.call("usage", job=job.mark, patience=2.0)
             return api.UsageView(
                 rank=session.host.rank,
                 cpu_s=float(found.get("cpu_s") or 0),
@@ -134,44 +136,6 @@ class Streams:
         return cluster, job
 
 
-class Feed:
-    """What one rank wrote: from the archive when the job has ended and is kept there, else from its host."""
-
-    def __init__(self, services: Services, cluster: Cluster, job: Job, rank: int) -> None:
-        self.services = services
-        self.cluster = cluster
-        self.job = job
-        self.rank = rank
-        self._session: HostSession | None = None
-
-    async def now(self, phase: str, offset: int, wait: float = 0.0, limit: int = READ) -> Chunk:
-        """What is there from an offset; `ended` when nothing more can come."""
-        if self.job.done and self.services.archive.complete(self.job):
-            data, times = await asyncio.to_thread(self.services.archive.read, self.job, self.rank, phase, offset, limit)
-            return Chunk(data=data, times=times, next=offset + len(data), ended=not data, pid=self._pid(phase))
-        if phase not in self.job.pids or self.rank >= len(self.cluster.hosts):
-            return Chunk(data=b"", times=[], next=offset, ended=self.job.done)
-        if self._session is None:
-            provider = self.services.provider(self.cluster.order.provider)
-            self._session = HostSession(provider, self.cluster.hosts[self.rank])
-        call = self._session.link.call
-        reply = await call("follow", job=self.job.key, phase=phase, offset=offset, limit=limit, wait=wait)
-        found = reply.fields
-        ended = bool(found.get("end")) or (self.job.done and not reply.body)
-        return Chunk(
-            data=reply.body, times=found.get("times", []), next=found["next"], ended=ended, pid=self._pid(phase)
-        )
-
-    def _pid(self, phase: str) -> int | None:
-        pids = self.job.pids.get(phase)
-        return pids[self.rank] if pids and self.rank < len(pids) else None
-
-    def close(self) -> None:
-        """Drop the connection."""
-        if self._session is not None:
-            self._session.link.close()
-
-
 class Watcher:
     """One client following one job."""
 
@@ -195,6 +159,7 @@ class Watcher:
         self.keep = keep
         self.frames: asyncio.Queue[api.Frame] = asyncio.Queue(maxsize=256)
         self.moved = asyncio.Event()
+        self.ips = [""] * width(cluster, job)
 
     async def lines(self) -> AsyncIterator[bytes]:
         """The stream: whatever the two tasks below put into the queue, and a sign of life now and then."""
@@ -240,6 +205,12 @@ class Watcher:
         cluster = await asyncio.to_thread(store.cluster, self.cluster.id)
         job = await asyncio.to_thread(store.job, self.cluster.id, self.job.number)
         self.cluster, self.job = cluster or self.cluster, job or self.job
+        self._name_hosts()
+
+    def _name_hosts(self) -> None:
+        """Addresses for the prefixes, changed in place: hosts are others after a recovery."""
+        known = [host.address for host in self.cluster.hosts]
+        self.ips[: len(known)] = known
 
     async def _until(self, true: Callable[[], bool]) -> None:
         while not true():
@@ -265,15 +236,34 @@ class Watcher:
             tail = self.services.archive.tail(job, blamed) if blamed is not None else ""
         return api.Frame(kind="end", state=job.state.value, reason=job.reason, tail=tail, time=job.ended or time.time())
 
+    async def _tail_start(self, feeds: list[RankFeed]) -> Cursor:
+        """Where each rank's last lines begin: the rest of a long log is not read at all."""
+        start = Cursor(len(feeds))
+        chosen = [feed for feed in feeds if self.options.rank in (None, feed.rank)]
+        gate = asyncio.Semaphore(TAILS_AT_ONCE)
+
+        async def find(feed: RankFeed) -> None:
+            async with gate:
+                for label, offset in await feed.tail_offsets(self.options.tail):
+                    start.phase(label)[feed.rank] = offset
+
+        await asyncio.gather(*(find(feed) for feed in chosen))
+        return start
+
     async def _log(self) -> None:
         """Everything the ranks write, in order, as a person reads it."""
         if self.keep:
             await self._until(lambda: bool(self.job.pids) or self.job.done)
         if not self.job.pids:
             return
-        ips = [host.address for host in self.cluster.hosts] or [""] * self.cluster.order.hosts
-        renderer = Renderer(self.options, ips, name=self.job.name or "", cursor=self.cursor)
-        feeds = [_RankFeed(self, rank) for rank in range(len(ips))]
+        self.ips = [""] * width(self.cluster, self.job)  # the cluster may have become another one since
+        self._name_hosts()
+        skew = {rank: ms * 1_000_000 for rank, ms in enumerate(self.job.skew_ms) if ms}
+        feeds = [RankFeed(self, rank) for rank in range(len(self.ips))]
+        start = await self._tail_start(feeds) if self.options.tail and self.cursor is None else None
+        renderer = Renderer(
+            self.options, self.ips, name=self.job.name or "", cursor=self.cursor, tail_from=start, skew=skew
+        )
 
         async def emit(lines: list[str]) -> None:
             frame = api.Frame(kind="log", text="\n".join(lines) + "\n", cursor=renderer.cursor.encode())
@@ -284,34 +274,6 @@ class Watcher:
         finally:
             for feed in feeds:
                 feed.close()
-
-
-class _RankFeed:
-    """A rank's phases in order, for the log driver."""
-
-    def __init__(self, watcher: Watcher, rank: int) -> None:
-        self.watcher = watcher
-        self.rank = rank
-        job = watcher.job
-        wants_setup = (job.run_setup and bool(job.task.setup.strip())) or "setup" in job.pids
-        self.phases = ("setup", "run") if wants_setup else ("run",)
-        self._feed = Feed(watcher.services, watcher.cluster, job, rank)
-
-    async def read(self, phase: str, offset: int, wait: float, limit: int) -> Chunk:
-        """The next output of a phase; waits for a phase that has not begun, until the job has ended."""
-        watcher = self.watcher
-        self._feed.cluster, self._feed.job = watcher.cluster, watcher.job
-        if phase in watcher.job.pids or watcher.job.done:
-            return await self._feed.now(phase, offset, wait, limit)
-        if wait:
-            with contextlib.suppress(TimeoutError):
-                watcher.moved.clear()
-                await asyncio.wait_for(watcher.moved.wait(), min(wait, 1.0))
-        return Chunk(data=b"", times=[], next=offset)
-
-    def close(self) -> None:
-        """Drop the connection."""
-        self._feed.close()
 
 
 def _flag(text: str | None) -> bool:

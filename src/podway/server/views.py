@@ -6,9 +6,20 @@ import msgspec
 
 from podway.catalog.slices import find_slice
 from podway.control.records import Cluster, Event, Job
+from podway.control.strays import Look
 from podway.control.verbs import Preview
 from podway.order import Order
-from podway.server.api import ClusterView, EventView, ExitView, JobView, OfferView, PreviewReply
+from podway.server.api import (
+    AttemptView,
+    ClusterView,
+    EventView,
+    ExitView,
+    JobView,
+    OfferView,
+    PreviewReply,
+    StraysReply,
+    StrayView,
+)
 
 
 def resources_text(order: Order) -> str:
@@ -47,9 +58,11 @@ def cluster_view(cluster: Cluster, open_jobs: int) -> ClusterView:
         ended=cluster.ended,
         billed_s=billed,
         hourly_cost=hourly,
-        cost=None if hourly is None else hourly * billed / 3600,
+        cost=None if hourly is None else cluster.spent + hourly * (billed - cluster.billed_s) / 3600,
         reason=cluster.reason,
         open_jobs=open_jobs,
+        recovering=cluster.recovering,
+        attempts=[AttemptView(**msgspec.structs.asdict(attempt)) for attempt in cluster.attempts],
     )
 
 
@@ -72,12 +85,32 @@ def job_view(cluster: Cluster, job: Job) -> JobView:
         reason=job.reason,
         exits=exits,
         exclusive=job.exclusive,
+        attempt=job.attempt,
     )
 
 
 def event_view(event: Event) -> EventView:
     """As stored."""
     return EventView(id=event.id, time=event.time, job=event.job, kind=event.kind, text=event.text, detail=event.detail)
+
+
+def strays_view(look: Look) -> StraysReply:
+    """What was found, and who could not be asked."""
+    rows = [
+        StrayView(
+            provider=provider,
+            kind=found.kind,
+            name=found.name,
+            cluster=found.cluster,
+            zone=found.zone,
+            condition=found.condition,
+            accelerator_type=found.accelerator_type,
+            created=found.created,
+            hourly_cost=found.hourly_cost,
+        )
+        for provider, found in look.strays
+    ]
+    return StraysReply(strays=rows, unasked=look.unasked)
 
 
 def preview_view(preview: Preview) -> PreviewReply:
@@ -98,6 +131,7 @@ def preview_view(preview: Preview) -> PreviewReply:
                 spot=offer.spot,
                 hourly_cost=offer.hourly_cost,
                 note=offer.note,
+                blocked=offer.blocked,
                 chosen=(offer.provider, offer.accelerator_type, offer.topology, offer.zone, offer.spot)
                 == (chosen.provider, chosen.accelerator_type, chosen.topology, chosen.zone, chosen.spot),
             )

@@ -1,0 +1,106 @@
+"""The options that `podway plan` and `podway rehearse` share, and the wish that they add up to."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from podway.cli.options import output_option
+from podway.errors import UserError
+from podway.model.families import known_models
+from podway.model.layout import MeshShape, parse_mesh
+from podway.plan.quantities import parse_amount, parse_batch, parse_tile
+from podway.plan.search import Wish
+from podway.plan.t5 import T5_MODELS
+from podway.plan.training import PROGRAMS, REMAT, Dtype, Optimizer, Training
+
+F = TypeVar("F", bound=Callable[..., Any])
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "float32": "float32", "bfloat16": "bfloat16"}
+
+
+def _complete_models(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    return [name for name in (*known_models(), *T5_MODELS) if name.startswith(typed)]
+
+
+def options(*several: Callable[[F], F]) -> Callable[[F], F]:
+    """One decorator of several, in the order they are shown."""
+
+    def apply(function: F) -> F:
+        for option in reversed(several):
+            function = option(function)
+        return function
+
+    return apply
+
+
+model_argument = click.argument("model", shell_complete=_complete_models)
+showing_options = options(
+    click.option("--tpu", default="any", show_default=True, help="A slice (v6e-8), a generation (v6e), or any."),
+    click.option("--spot", is_flag=True, help="Use spot prices."),
+    click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many rows to show."),
+    click.option("--why", is_flag=True, help="Show every slice that does not work, and why."),
+    output_option,
+)
+step_options = options(
+    click.option("--batch", metavar="N|TOKENS", help="Sequences of a step (512), or tokens with a suffix (4M)."),
+    click.option(
+        "--mesh",
+        metavar="AXES",
+        help="fsdp=16,tensor=16; one size may be *. Axes: data, fsdp, expert, tensor, context.",
+    ),
+    click.option(
+        "--tile", metavar="X,Y,Z", help="The box of chips that a tensor group fills (see `plan explain tile`)."
+    ),
+    click.option("--microbatches", type=click.IntRange(min=1), help="Parts that a step's batch is taken in."),
+    click.option("--remat", metavar="POLICY", help=f"{', '.join(REMAT)}, or names joined by + (qkv+context)."),
+    click.option(
+        "--optimizer",
+        type=click.Choice(["adamw", "adafactor"]),
+        default="adamw",
+        show_default=True,
+        help="Which optimizer.",
+    ),
+    click.option("--opt-dtype", type=click.Choice(list(DTYPES)), default="fp32", help="Of the optimizer's moments."),
+    click.option("--param-dtype", type=click.Choice(list(DTYPES)), default="fp32", help="Of the stored weights."),
+    click.option("--slices", type=click.IntRange(min=1), help="Slices joined by the data-centre network."),
+)
+program_option = click.option(
+    "--program", type=click.Choice(list(PROGRAMS)), default="podway", help="Whose training program is assumed."
+)
+seq_option = click.option(
+    "--seq", type=click.IntRange(min=1), default=8192, show_default=True, help="Tokens of a sequence."
+)
+
+
+def precision_of(asked: dict[str, Any]) -> dict[str, Any]:
+    """The optimizer and the types that numbers are kept in."""
+    optimizer: Optimizer = asked["optimizer"]
+    moments: Dtype = DTYPES[asked["opt_dtype"]]  # type: ignore[assignment]
+    params: Dtype = DTYPES[asked["param_dtype"]]  # type: ignore[assignment]
+    return {"optimizer": optimizer, "moments": moments, "params": params}
+
+
+def wish_of(devices: int | None, asked: dict[str, Any]) -> Wish:
+    """What was asked for, from the words it was asked in."""
+    seq = asked["seq"]
+    tile = parse_tile(asked["tile"]) if asked["tile"] else None
+    mesh: MeshShape | None = None
+    if asked["mesh"]:
+        if devices is None:
+            raise UserError("--mesh needs one slice", "name it with --tpu, such as --tpu v6e-8")
+        mesh = parse_mesh(asked["mesh"], chips=devices)
+    program = PROGRAMS[asked.get("program") or "podway"]
+    return Wish(
+        seq=seq,
+        batch=parse_batch(asked["batch"], seq) if asked["batch"] else None,
+        microbatches=asked["microbatches"],
+        remat=asked["remat"],
+        mesh=mesh,
+        tile=tile,
+        slices=asked["slices"],
+        tokens=parse_amount(asked["tokens"], "--tokens") if asked.get("tokens") else None,
+        days=parse_amount(asked["days"], "--days") if asked.get("days") else None,
+        budget=parse_amount(asked["budget"], "--budget") if asked.get("budget") else None,
+        spot=bool(asked.get("spot")),
+        template=Training(seq=seq, batch=1, program=program, **precision_of(asked)),
+    )

@@ -1,0 +1,185 @@
+"""Rehearsals as people read them, and as `-o json` gives them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from podway.cli.tables import table
+from podway.plan.memory import GIB
+from podway.plan.plans import Plan
+from podway.plan.quantities import readable, readable_seconds
+from podway.rehearse.program import asynchronous
+from podway.rehearse.rehearsal import Rehearsal, Said
+from podway.rehearse.timeline import Estimate
+
+PARTS = {
+    "matrix": "products",
+    "kernel": "attention and other kernels",
+    "memory": "HBM",
+    "collective": "collectives the chip waits for",
+    "waiting": "ends of asynchronous transfers",
+}
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A rehearsal, what was said, and what follows."""
+
+    rehearsal: Rehearsal
+    said: Said
+    estimate: Estimate | None = None
+    plan: Plan | None = None  # of the same step, where it was planned
+    fixes: tuple[str, ...] = ()  # what would make it fit
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the whole job."""
+        return self.plan.training.tokens / self.estimate.point if self.plan and self.estimate else None
+
+    def mfu(self, seconds: float) -> float | None:
+        """Of a step that takes so long."""
+        if self.plan is None:
+            return None
+        return self.plan.model_flops / seconds / self.plan.chips / self.plan.slice.generation_facts.peak_bf16
+
+
+def page(outcome: Outcome, *, top: int) -> str:
+    """Everything about one rehearsal."""
+    said = outcome.said
+    lines = [_title(outcome)]
+    if said.memory is None:
+        return "\n".join([*lines, f"  it does not compile: {said.failed}"])
+    lines.append(f"  HBM a device   {said.memory.line}{_planned_bytes(outcome)}")
+    if outcome.estimate is not None and said.memory.fits:
+        lines += _times(outcome, outcome.estimate)
+    lines.append(f"  asynchronous   {collectives_text(said)}")
+    lines += ["", _buffers(said)]
+    if outcome.fixes:
+        lines += ["", "What would make it fit:", *(f"  {fix}" for fix in outcome.fixes)]
+    if outcome.estimate is not None and said.memory.fits:
+        lines += ["", top_table(outcome.estimate, top)]
+        lines += [f"  note: {note}" for note in outcome.estimate.notes]
+    return "\n".join(lines)
+
+
+def _title(outcome: Outcome) -> str:
+    said, rehearsal = outcome.said, outcome.rehearsal
+    tpu = rehearsal.tpu
+    how = f"libtpu {said.libtpu}, jax {said.jax}" if said.libtpu else "not compiled"
+    stage = "schedule and buffers only" if said.program and not said.program.complete else "compiled to the end"
+    step = (
+        f", {outcome.plan.mesh}, {outcome.plan.training.batch:,} x {outcome.plan.training.seq:,}"
+        if outcome.plan
+        else ""
+    )
+    return f"{rehearsal.title} ({tpu.topology_text}){step}: {how}, {stage}, {said.compile_seconds:.0f} s"
+
+
+def _planned_bytes(outcome: Outcome) -> str:
+    return f" (planned {outcome.plan.memory.total / GIB:.2f})" if outcome.plan else ""
+
+
+def _times(outcome: Outcome, estimate: Estimate) -> list[str]:
+    planned = f" (planned {readable_seconds(outcome.plan.time.total)})" if outcome.plan else ""
+    span = f"{readable_seconds(estimate.low)} to {readable_seconds(estimate.high)}"
+    lines = [f"  step           {readable_seconds(estimate.point)}, between {span}{planned}"]
+    rate, mfu = outcome.tokens_per_second, outcome.mfu(estimate.point)
+    if rate is not None and mfu is not None:
+        least, most = outcome.mfu(estimate.high) or 0.0, outcome.mfu(estimate.low) or 0.0
+        speed = f"{readable(rate)} tokens/s, MFU {100 * mfu:.1f}% ({100 * least:.1f} to {100 * most:.1f})"
+        lines.append(f"  speed          {speed}")
+    parts = [f"{PARTS[kind]} {readable_seconds(s)}" for kind, s in sorted(estimate.parts.items(), key=lambda p: -p[1])]
+    return [*lines, f"  of it          {', '.join(parts)}"]
+
+
+def collectives_text(said: Said) -> str:
+    """`all-gather 10 of 13, all-reduce 0 of 10`."""
+    if said.program is None:
+        return "unknown"
+    counted = asynchronous(said.program)
+    return ", ".join(f"{kind} {a} of {a + s}" for kind, (a, s) in counted.items()) or "no collectives"
+
+
+def _buffers(said: Said) -> str:
+    assert said.memory is not None
+    rows = [
+        [
+            f"  {buffer.name}",
+            buffer.shape,
+            f"{buffer.bytes / GIB:.2f}",
+            "made by the step" if buffer.made else "comes in",
+        ]
+        for buffer in said.memory.buffers[:8]
+    ]
+    return table(["LARGEST AT THE FULLEST MOMENT", "SHAPE A DEVICE", "GIB", ""], rows, right=(2,))
+
+
+def top_table(estimate: Estimate, top: int) -> str:
+    """The instructions that most of a step goes to."""
+    rows = [
+        [f"  {one.what or one.name}", one.shape, one.kind, f"{one.times:,}", readable_seconds(one.seconds),
+         f"{100 * one.seconds / estimate.point:.1f}%"]
+        for one in estimate.top[:top]
+    ]  # fmt: skip
+    return table(["MOST OF THE TIME", "SHAPE", "KIND", "TIMES", "A STEP", ""], rows, right=(3, 4, 5))
+
+
+def short_table(outcomes: Sequence[Outcome]) -> str:
+    """A row for each of several rehearsals."""
+    if all(outcome.plan is None for outcome in outcomes):
+        parts = [[o.rehearsal.slice, o.rehearsal.part, _compiled(o), f"{o.said.compile_seconds:.0f} s", collectives_text(o.said)]
+                 for o in outcomes]  # fmt: skip
+        return table(["SLICE", "PROGRAM", "HBM A DEVICE", "COMPILED IN", "ASYNCHRONOUS"], parts, right=(3,))
+    rows: list[list[object]] = []
+    for outcome in outcomes:
+        plan, estimate = outcome.plan, outcome.estimate
+        fits = outcome.said.memory is not None and outcome.said.memory.fits
+        span = f"{readable_seconds(estimate.low)} to {readable_seconds(estimate.high)}" if estimate else ""
+        rows.append(
+            [
+                outcome.rehearsal.slice,
+                plan and plan.mesh,
+                plan and plan.training.remat,
+                plan and plan.training.microbatches,
+                plan and f"{plan.memory.total / GIB:.2f}",
+                _compiled(outcome),
+                plan and readable_seconds(plan.time.total),
+                f"{readable_seconds(estimate.point)} ({span})" if estimate and fits else None,
+                collectives_text(outcome.said),
+            ]
+        )
+    headers = ["SLICE", "MESH", "REMAT", "MB", "GIB PLANNED", "COMPILED", "STEP PLANNED", "REHEARSED", "ASYNCHRONOUS"]
+    return table(headers, rows, right=(3, 4, 6))
+
+
+def _compiled(outcome: Outcome) -> str:
+    said = outcome.said
+    return said.memory.line if said.memory else f"does not compile: {said.failed[:80]}"
+
+
+def record(outcome: Outcome) -> dict[str, Any]:
+    """As `-o json` gives it: all but the program itself."""
+    said, estimate = outcome.said, outcome.estimate
+    found: dict[str, Any] = {
+        "rehearsal": msgspec.to_builtins(outcome.rehearsal),
+        "versions": {"jax": said.jax, "libtpu": said.libtpu},
+        "program": said.name,
+        "compile_seconds": said.compile_seconds,
+        "complete": bool(said.program and said.program.complete),
+        "failed": said.failed or None,
+        "memory": None,
+        "collectives": None,
+        "estimate": msgspec.to_builtins(estimate) if estimate else None,
+        "fixes": list(outcome.fixes),
+    }
+    if said.memory is not None:
+        memory = said.memory
+        found["memory"] = {**msgspec.to_builtins(memory), "total": memory.total, "fits": memory.fits}
+    if said.program is not None:
+        counted: Mapping[str, tuple[int, int]] = asynchronous(said.program)
+        found["collectives"] = {kind: {"asynchronous": a, "waited_for": s} for kind, (a, s) in counted.items()}
+    if outcome.plan is not None:
+        found["planned"] = {"bytes": outcome.plan.memory.total, "seconds": outcome.plan.time.total}
+        if estimate is not None:
+            found["tokens_per_second"], found["mfu"] = outcome.tokens_per_second, outcome.mfu(estimate.point)
+    return found

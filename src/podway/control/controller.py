@@ -1,0 +1,380 @@
+"""The loop that makes one cluster what it is asked to be: observe, decide (pure), act, guarded write.
+
+A controller wakes when a verb wrote something, when an action ended, or when its wait is over; it reads the rows, asks the
+provider what is there, and does the one thing `decide` answers. Actions are idempotent, so a server killed between an action
+and its write is harmless: the next one observes the result, or does it again.
+
+Hosts that cannot be had are tried for elsewhere, and hosts that were lost are made anew while a job waits for them; both go the
+same way: the row says `clearing`, what is there is deleted, and then the next place is taken (`provisioning.py` writes the rows).
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from podway import crash
+from podway.control import provisioning
+from podway.control.archive import Archive
+from podway.control.decide import Action, decide
+from podway.control.failover import Place, Record
+from podway.control.fleet import Fleet
+from podway.control.gang import Gang
+from podway.control.heartbeat import Heartbeat
+from podway.control.records import Cluster, ClusterState, Event, Job, JobState, shell_key
+from podway.control.secret_box import SecretBox
+from podway.control.store import Stale, Store
+from podway.errors import ProviderError, UserError
+from podway.hosts.blobs import BlobStore
+from podway.providers import Observation, Provider
+
+PATIENCE_S = 2.0  # between tries of an action that failed
+LOOK_S = 5.0  # between looks at hosts that run jobs: they may be preempted
+SLOWEST_S = 2.0  # between looks at something that takes its time
+
+log = logging.getLogger("podway.controller")
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What every controller works with."""
+
+    store: Store
+    blobs: BlobStore
+    box: SecretBox
+    archive: Archive
+    provider: Callable[[str], Provider]
+    cache_dir: str
+    owner: str
+
+
+class Controller:
+    """Drives one cluster while this server holds its lease."""
+
+    def __init__(self, parts: Parts, cluster_id: str) -> None:
+        self.parts = parts
+        self.cluster_id = cluster_id
+        self.wake = asyncio.Event()
+        self.gangs: dict[int, tuple[Gang, asyncio.Task[None]]] = {}
+        self.cluster: Cluster
+        self.failures = 0
+        self._last = ("", 0)  # the last verb, and how often it came in a row
+        self._said = ""  # the last error that was told
+        self._heartbeat = Heartbeat()
+
+    async def run(self) -> None:
+        """Until the cluster is gone or the lease is lost."""
+        try:
+            while await self._step():
+                pass
+        except Stale:
+            log.info("cluster %s is driven by another server", self.cluster_id)
+        finally:
+            self._heartbeat.close()
+            for _, task in self.gangs.values():
+                task.cancel()
+
+    async def _step(self) -> bool:
+        store = self.parts.store
+        self.wake.clear()
+        cluster = await asyncio.to_thread(store.cluster, self.cluster_id)
+        if cluster is None or cluster.state is ClusterState.GONE:
+            return False
+        self.cluster = cluster
+        jobs = await asyncio.to_thread(store.jobs, self.cluster_id, open_only=True)
+        for gang, _ in self.gangs.values():
+            gang.changed.set()
+        wait = PATIENCE_S
+        try:
+            provider = self.parts.provider(cluster.order.provider)
+            seen = await provider.observe(cluster.name)
+            wait = await self._act(provider, decide(cluster, jobs, seen, time.time()), seen, jobs)
+            wait = min(wait, self._heartbeat.beat(provider, self.cluster))
+            self.failures = 0
+        except (ProviderError, UserError, OSError) as error:
+            self.failures += 1
+            await self._tell_error(error)
+            if isinstance(error, UserError) and cluster.goal == "up" and cluster.state is ClusterState.INIT:
+                await self._give_up(jobs, error.what, JobState.FAILED_DRIVER)
+            wait = min(30.0, PATIENCE_S * self.failures)
+        if wait > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.wake.wait(), wait)
+        return True
+
+    async def _act(self, provider: Provider, action: Action, seen: Observation, jobs: list[Job]) -> float:
+        """Do it; how long to rest before looking again."""
+        cluster, wait = self.cluster, self._pace(action.verb)
+        match action.verb:
+            case "submit":
+                crash.point("provision.before-submit")
+                if self._last[1] == 0:
+                    await self._event(f"Starting {provisioning.what(cluster)}", kind="progress")
+                await provider.submit(provider.render(cluster.name, cluster.order))
+                crash.point("provision.after-submit")
+            case "start":
+                if self._last[1] == 0:
+                    await self._event("Starting the hosts again", kind="progress")
+                await provider.start(cluster.name)
+            case "stop":
+                await provider.stop(cluster.name)
+                crash.point("stop.after-stop")
+            case "destroy":
+                crash.point("down.before-destroy")
+                await provider.destroy(cluster.name)
+                crash.point("down.after-destroy")
+            case "clear":
+                crash.point("again.before-clear")
+                await provider.destroy(cluster.name)
+                crash.point("again.after-clear")
+            case "again":
+                await self._save("", **provisioning.again(cluster, await self._tries(), time.time()))
+                crash.point("again.marked")
+                return 0
+            case "fail-over":
+                await self._fail_over(jobs, action.reason, seen)
+                return 0
+            case "recover" | "lose":
+                await self._lost(jobs, action)
+                return 0
+            case "fail-jobs":
+                await self._end_jobs(
+                    [job for job in jobs if job.number in action.jobs], JobState.FAILED_NO_RESOURCE, action.reason
+                )
+                return 0
+            case "mark":
+                await self._mark(action, seen)
+                return 0
+            case "autostop":
+                return await self._autostop(provider, action.reason)
+            case "begin-jobs":
+                self._begin(provider, action.jobs)
+                return LOOK_S
+            case "cancel-jobs":
+                await self._cancel_jobs(provider, action)
+                return 1.0
+            case _:
+                return action.wait_s
+        return wait
+
+    def _pace(self, verb: str) -> float:
+        """Look again at once after a first try; less and less often when the same is to be done once more."""
+        last, times = self._last
+        self._last = (verb, times + 1 if verb == last else 0)
+        return min(SLOWEST_S, 0.2 * self._last[1])
+
+    # hosts that cannot be had, or were lost
+
+    async def _fail_over(self, jobs: list[Job], reason: str, seen: Observation) -> None:
+        cluster, now = self.cluster, time.time()
+        await asyncio.to_thread(self.parts.store.note_try, cluster.order, False, now)
+        elsewhere = seen.elsewhere or seen.condition == "preempted"
+        text, changes = provisioning.failed(cluster, jobs, reason, await self._tries(), now)
+        if cluster.hosts:  # it was stopped, and does not start: it is not made anew, since its disks would go
+            await self._end_jobs(jobs, JobState.FAILED_NO_RESOURCE, reason)
+            await self._save(
+                f"could not be started: {reason}", goal="stopped", state=ClusterState.STOPPING, reason=reason
+            )
+            return
+        if not elsewhere:
+            text, changes = reason, {}
+        if changes:
+            await self._save(text, **changes)
+            crash.point("failover.marked")
+        else:
+            await self._give_up(jobs, text, JobState.FAILED_NO_RESOURCE)
+
+    async def _lost(self, jobs: list[Job], action: Action) -> None:
+        """The hosts are gone, or count as gone: jobs that come back wait, the others have failed."""
+        back = [job for job in jobs if job.number in action.jobs]
+        await self._drop_gangs()
+        await self._end_jobs(
+            [job for job in jobs if job not in back], JobState.FAILED_DRIVER, f"its hosts were lost: {action.reason}"
+        )
+        if action.verb == "lose":
+            await self._save(action.reason, goal="gone", reason=action.reason, state=ClusterState.TERMINATING)
+            return
+        for job in back:
+            if job.state not in (JobState.PENDING, JobState.RECOVERING):
+                await self._write_job(
+                    job,
+                    f"is recovering: {action.reason}",
+                    state=JobState.RECOVERING,
+                    reason=action.reason,
+                    exits=(),
+                    recovering_since=time.time(),
+                    lost_generation=self.cluster.generation,
+                )
+        crash.point("recover.jobs-marked")
+        if self.cluster.state is ClusterState.UP:
+            await asyncio.to_thread(self.parts.store.note_try, self.cluster.order, False, time.time())
+        text, changes = provisioning.lost(self.cluster, back, action.reason, await self._tries(), time.time())
+        await self._save(text, **changes)
+        crash.point("recover.marked")
+
+    async def _tries(self) -> Mapping[Place, Record]:
+        return await asyncio.to_thread(self.parts.store.tries)
+
+    async def _give_up(self, jobs: list[Job], why: str, state: JobState) -> None:
+        """It cannot be created: its jobs failed, and what there is of it goes."""
+        await self._drop_gangs()
+        await self._end_jobs(jobs, state, why)
+        await self._save(f"could not be created: {why}", goal="gone", reason=why, state=ClusterState.TERMINATING)
+
+    # states
+
+    async def _mark(self, action: Action, seen: Observation) -> None:
+        now, cluster = time.time(), self.cluster
+        if action.state is ClusterState.UP:
+            crash.point("provision.before-up")
+            text, changes = provisioning.up(cluster, seen, now)
+            if cluster.state is not ClusterState.UP:
+                await asyncio.to_thread(self.parts.store.note_try, changes["order"], True, now)
+            await self._save(text, **changes)
+            return
+        changes = {"state": action.state, "reason": action.reason, **provisioning.stretch(cluster, now)}
+        if action.state is ClusterState.GONE:
+            changes |= {"ended": now, "attempts": provisioning.closed(cluster, ended=now)}
+        await self._save("is gone" if action.state is ClusterState.GONE else "is stopped", **changes)
+
+    async def _autostop(self, provider: Provider, reason: str) -> float:
+        if await self._someone_is_there(provider):
+            await self._touch()
+            return 30.0
+        rest = self.cluster.autostop
+        goal = "gone" if rest and rest.down else "stopped"
+        state = ClusterState.TERMINATING if goal == "gone" else ClusterState.STOPPING
+        await self._save(f"{'down' if goal == 'gone' else 'stop'} by autostop: {reason}", goal=goal, state=state)
+        return 0
+
+    async def _someone_is_there(self, provider: Provider) -> bool:
+        """An open shell keeps a cluster awake, unless its rest rule says that only jobs count."""
+        if self.cluster.autostop is None or self.cluster.autostop.wait_for != "jobs_and_ssh":
+            return False
+        fleet = Fleet(provider, self.cluster)
+        try:
+            job = shell_key(self.cluster)
+            used = await asyncio.gather(*(s.call("marked", job=job, patience=2.0) for s in fleet.sessions))
+            return any(answer.get("processes") for answer in used)
+        except ProviderError:
+            return False
+        finally:
+            fleet.close()
+
+    # jobs
+
+    def _begin(self, provider: Provider, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            if number in self.gangs:
+                continue
+            parts = self.parts
+            gang = Gang(
+                store=parts.store,
+                fleet=Fleet(provider, self.cluster, parts.cache_dir),
+                blobs=parts.blobs,
+                box=parts.box,
+                archive=parts.archive,
+                owner=parts.owner,
+                cluster=self.cluster,
+            )
+            self.gangs[number] = (gang, asyncio.create_task(self._drive(gang, number)))
+
+    async def _drive(self, gang: Gang, number: int) -> None:
+        try:
+            await gang.run(number)
+            await self._touch()
+        except Exception:
+            log.exception("job %s of %s", number, self.cluster_id)
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            gang.fleet.close()
+            self.gangs.pop(number, None)
+            self.wake.set()
+
+    async def _drop_gangs(self) -> None:
+        """Stop driving every job here; its row stays as it is."""
+        tasks = [task for _, task in self.gangs.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _cancel_jobs(self, provider: Provider, action: Action) -> None:
+        for number in action.jobs:
+            job = await asyncio.to_thread(self.parts.store.job, self.cluster_id, number)
+            if job is not None and not job.done and not job.cancel:
+                wish = msgspec.structs.replace(job, cancel=True, reason=action.reason)
+                await asyncio.to_thread(self.parts.store.save_job, wish)
+        self._begin(provider, action.jobs)
+        for gang, _ in self.gangs.values():
+            gang.changed.set()
+
+    async def _end_jobs(self, jobs: list[Job], state: JobState, why: str) -> None:
+        """Write them as ended: there are no hosts to ask."""
+        for job in jobs:
+            await asyncio.to_thread(self.parts.archive.close, job)
+            await self._write_job(job, why, state=state, reason=why, ended=time.time(), secret_box=b"")
+
+    async def _write_job(self, job: Job, text: str, **changes: Any) -> None:
+        """Over whatever a verb or a gang wrote to the row in between, unless that ended it."""
+        for _ in range(20):
+            new = msgspec.structs.replace(job, **changes)
+            event = Event(
+                time=time.time(),
+                cluster_id=job.cluster_id,
+                job=job.number,
+                text=text,
+                detail={"state": new.state.value},
+            )
+            try:
+                await asyncio.to_thread(self.parts.store.save_job, new, owner=self.parts.owner, events=(event,))
+                return
+            except Stale:
+                fresh = await asyncio.to_thread(self.parts.store.job, job.cluster_id, job.number)
+                if fresh is None or fresh.done or fresh.version == job.version:
+                    raise
+                job = fresh
+        raise Stale("the job's row keeps changing")
+
+    # rows and events
+
+    async def _touch(self) -> None:
+        """Autostop counts from the end of the last job."""
+        for _ in range(10):
+            fresh = await asyncio.to_thread(self.parts.store.cluster, self.cluster_id)
+            if fresh is None or fresh.state is ClusterState.GONE:
+                return
+            try:
+                new = msgspec.structs.replace(fresh, active_at=time.time())
+                await asyncio.to_thread(self.parts.store.save_cluster, new, owner=self.parts.owner)
+                return
+            except Stale:
+                continue
+
+    async def _save(self, text: str, **changes: Any) -> None:
+        """Write the cluster with these changes, and tell them in words, if any."""
+        new = msgspec.structs.replace(self.cluster, **changes)
+        event = Event(time=time.time(), cluster_id=new.id, text=text, detail={"state": new.state.value})
+        events = (event,) if text else ()
+        try:
+            self.cluster = await asyncio.to_thread(
+                self.parts.store.save_cluster, new, owner=self.parts.owner, events=events
+            )
+        except Stale:
+            # Either a verb wrote a new goal (look again), or the lease went to another server (stop).
+            leases = await asyncio.to_thread(self.parts.store.leases)
+            if not any(key == self.cluster_id and owner == self.parts.owner for key, owner, _ in leases):
+                raise
+
+    async def _tell_error(self, error: Exception) -> None:
+        """Once, not at every try."""
+        text = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else str(error)
+        if text != self._said:
+            self._said = text
+            await self._event(text, kind="error")
+
+    async def _event(self, text: str, kind: Any) -> None:
+        event = Event(time=time.time(), cluster_id=self.cluster_id, kind=kind, text=text)
+        await asyncio.to_thread(self.parts.store.add_event, event)

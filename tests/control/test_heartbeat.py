@@ -1,0 +1,101 @@
+"""The head host is told its rest rule while a server is there: at once when it changes, and often enough before it counts as gone."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from podway.control import heartbeat
+from podway.control.heartbeat import TOLD_IN_SILENCE, Heartbeat, rest_rule, silence
+from podway.control.records import Cluster, ClusterState, shell_key
+from podway.order import Order
+from podway.providers import Call, Farewell
+from podway.providers.gcp_farewell import farewell
+from podway.providers.gcp_render import Site, render
+from podway.providers.gcp_settings import Settings
+from podway.providers.local import LocalProvider
+from podway.task.task import Autostop
+from tests.control.samples import cluster, hosts
+
+REST = Autostop(idle_minutes=10, down=True)
+UP = cluster(state=ClusterState.UP, hosts=hosts(), up_since=1.0, autostop=REST)
+WAY = Farewell(token_url="http://169.254.169.254/token", calls=(Call(method="DELETE", url="https://x/n"),))
+
+
+class WithAWay(LocalProvider):
+    def farewell(self, name: str, order: Order, *, down: bool) -> Farewell:  # type: ignore[override]
+        return WAY
+
+
+def test_the_rule(tmp_path: Path) -> None:
+    provider: Any = WithAWay(tmp_path)
+    assert rest_rule(provider, UP) == {
+        "idle_s": 600.0,
+        "silence_s": 600.0,
+        "shell": shell_key(UP),
+        "token_url": WAY.token_url,
+        "calls": ({"method": "DELETE", "url": "https://x/n"},),
+    }
+    assert rest_rule(provider, msgspec.structs.replace(UP, autostop=None)) is None
+    assert rest_rule(LocalProvider(tmp_path), UP) is None
+    jobs_only = msgspec.structs.replace(UP, autostop=msgspec.structs.replace(REST, wait_for="jobs"))
+    assert (rest_rule(provider, jobs_only) or {})["shell"] == ""
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(0, 30.0), (1, 60.0), (600, 600.0)])
+def test_silence_is_within_reason(minutes: float, seconds: float) -> None:
+    assert silence(msgspec.structs.replace(UP, autostop=Autostop(idle_minutes=minutes))) == seconds
+
+
+def test_told_at_once_and_again_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    async def tell(provider: object, cluster: Cluster, rule: object) -> None:
+        told.append(rule)
+
+    monkeypatch.setattr(heartbeat, "_tell", tell)
+
+    async def work() -> None:
+        beat, provider = Heartbeat(), WithAWay(tmp_path)
+        assert beat.beat(provider, UP) == silence(UP) / TOLD_IN_SILENCE
+        await asyncio.sleep(0)
+        beat.beat(provider, UP)
+        await asyncio.sleep(0)
+        assert len(told) == 1
+        beat.beat(provider, msgspec.structs.replace(UP, autostop=None))
+        await asyncio.sleep(0)
+        assert told[1:] == [None]
+        beat.beat(provider, msgspec.structs.replace(UP, state=ClusterState.INIT))
+        await asyncio.sleep(0)
+        assert len(told) == 2
+
+    asyncio.run(work())
+
+
+SITE = Site(project="my-project", owner="ab12cd34", public_key="k", settings=Settings())
+PLACE = {"provider": "gcp", "accelerator_type": "v6e-8", "zone": "us-east5-b", "chips_per_host": 8}
+
+
+def calls(down: bool, **changes: Any) -> list[str] | None:
+    order = Order(**{**PLACE, **changes})
+    found = farewell(render("demo", order, SITE), order, down=down)
+    return None if found is None else [f"{call.method} {call.url}" for call in found.calls]
+
+
+def test_on_google_cloud_the_head_ends_what_was_made() -> None:
+    base = "https://tpu.googleapis.com/v2/projects/my-project/locations/us-east5-b"
+    name = calls(True)[0].rpartition("/")[2]  # type: ignore[index]
+    assert calls(True) == [f"DELETE {base}/nodes/{name}"]
+    assert calls(False) == [f"POST {base}/nodes/{name}:stop"]
+    assert calls(True, spot=True) == [f"DELETE {base}/queuedResources/{name}?force=true"]
+    assert calls(False, spot=True) is None
+    several = calls(True, spot=True, zones=("us-east5-a", "us-east5-b"))
+    assert several == [f"DELETE {base}/queuedResources/{name}?force=true"]  # the other zone was given back
+
+
+def test_a_legacy_node_goes_before_its_host() -> None:
+    found = calls(True, accelerator_type="v3-8", zone="us-central1-a", tpu_vm=False) or []
+    assert [call.split("/")[3] for call in found] == ["v1", "compute"]
+    assert all(call.startswith("DELETE ") for call in found)

@@ -1,0 +1,79 @@
+"""What carries our mark and belongs to no row is found, told once, and deleted only when asked; with the real local provider."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from podway.control.records import ClusterState
+from podway.control.store import Store, open_store, sqlite_url
+from podway.control.strays import HISTORY, Strays
+from podway.errors import ProviderError, UserError
+from podway.providers import Found, Provider
+from podway.providers.local import LocalProvider
+from tests.control.samples import cluster
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(sqlite_url(tmp_path / "p.db"))
+
+
+def left_behind(tmp_path: Path, name: str) -> Path:
+    place = tmp_path / "local" / name
+    place.mkdir(parents=True)
+    return place
+
+
+def test_found_told_once_and_purged(tmp_path: Path, store: Store) -> None:
+    local = LocalProvider(tmp_path)
+    lost, known = left_behind(tmp_path, "lost"), left_behind(tmp_path, "demo")
+    store.add_cluster(cluster(state=ClusterState.INIT))
+
+    def provider(name: str) -> Provider:
+        if name != "local":
+            raise UserError("not set up", "")
+        return local
+
+    async def work() -> None:
+        strays = Strays(store, provider, asyncio.get_running_loop())
+        for _ in range(2):
+            look = await strays.look(("local",))
+            assert [(name, found.cluster) for name, found in look.strays] == [("local", "lost")]
+        assert [event.text for event in store.events(HISTORY)] == [
+            "local: simulated slice lost in here (deleting) belongs to no cluster: podway down --purge"
+        ]
+        assert (await strays.purge()).strays == ()
+
+    asyncio.run(work())
+    assert known.exists() and not lost.exists()
+
+
+def test_a_cluster_made_while_we_look_is_no_stray(tmp_path: Path, store: Store) -> None:
+    class Slow(LocalProvider):
+        async def found(self) -> list[Found]:
+            left_behind(tmp_path, "demo")
+            found = await super().found()
+            store.add_cluster(cluster())
+            return found
+
+    async def look() -> int:
+        slow = Slow(tmp_path)
+        return len((await Strays(store, lambda name: slow, asyncio.get_running_loop()).look(("local",))).strays)
+
+    assert asyncio.run(look()) == 0
+
+
+def test_who_cannot_be_asked_is_named_only_if_it_matters(tmp_path: Path, store: Store) -> None:
+    def provider(name: str) -> Provider:
+        if name == "gcp":
+            raise UserError("no credentials", "log in")
+        raise ProviderError("it does not answer")
+
+    async def unasked() -> dict[str, str]:
+        return (await Strays(store, provider, asyncio.get_running_loop()).look(("gcp", "ssh"))).unasked
+
+    assert asyncio.run(unasked()) == {"ssh": "it does not answer"}
+    order = cluster().order
+    store.note_try(type(order)(accelerator_type=None, provider="gcp"), True, 1.0)
+    assert asyncio.run(unasked()) == {"gcp": "no credentials", "ssh": "it does not answer"}
