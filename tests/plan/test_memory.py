@@ -89,11 +89,40 @@ def test_lora_freezes_the_base() -> None:
     assert thin == 16 * 32 * (2 * 8192 + 2 * 5120)
 
 
-def test_only_one_of_logits_and_temp_counts() -> None:
+def test_the_fuller_one_of_two_moments_counts() -> None:
     shape, mesh = find_model("llama3.1-8b"), MeshShape(fsdp=16)
     memory = train_memory(shape, mesh, Training(seq=8192, batch=16), LIMIT)
-    kept = memory.weights + memory.optimizer + memory.gradients + memory.saved
-    assert memory.total == kept + max(memory.logits, memory.temp)
+    kept = memory.weights + memory.optimizer + memory.saved
+    assert memory.early == 0, "beside the logits there are no gradients of layers yet"
+    assert memory.total == kept + max(memory.logits, memory.gradients + memory.temp)
+    summed = train_memory(shape, mesh, Training(seq=8192, batch=32, microbatches=2), LIMIT)
+    assert summed.early == pytest.approx(summed.gradients * 4 / 6), "but the sum over microbatches is"
+
+
+def test_logits_are_cut_as_the_trainer_cuts_them() -> None:
+    shape, mesh = find_model("qwen3-0.6b"), MeshShape(fsdp=8)
+    v5e = device_of("v5e").hbm_limit
+    cut = train_memory(shape, mesh, Training(seq=4096, batch=8), v5e).logits
+    # 151,936 columns in float32: 512 tokens take 297 MiB, 1024 would take more than a 32nd of 16 GiB.
+    chunk = 4 * 512 * 151_936
+    assert cut == 1.25 * chunk + 151_936 * 1024 * (2 + 4) + 8 * 4096 * 1024
+
+
+def test_where_nothing_is_computed_again_gathered_weights_stay() -> None:
+    shape, mesh = find_model("llama3.2-1b"), MeshShape(fsdp=8)
+    training = Training(seq=2048, batch=8, remat="none")
+    whole = 16 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192) * 2
+    saved = train_memory(shape, mesh, training, LIMIT).saved
+    alone = train_memory(shape, MeshShape(data=8), training, LIMIT).saved
+    assert saved - alone == whole
+
+
+def test_narrow_heads_fill_whole_lanes() -> None:
+    shape, mesh = find_model("llama3.2-1b"), MeshShape(fsdp=8)  # 32 heads of 64
+    kept, full = (
+        train_memory(shape, mesh, Training(seq=2048, batch=8, remat=r), LIMIT) for r in ("save_context", "full")
+    )
+    assert kept.saved - full.saved == 16 * 2048 * 32 * 128 * 2
 
 
 def test_shards_of_20_rows_are_misaligned_and_of_40_are_not() -> None:

@@ -1,7 +1,8 @@
 """`make bench-plan`: what the planner predicts beside what was published, with the error, and how fast it is.
 
 `python -m podway.bench.plan` prints all tables; `--write FILE` also puts them between the markers of a Markdown file
-(docs/planning.md). It ends with exit code 1 if a bound that the planner is held to is broken.
+(docs/planning.md). What the compiler said is read from docs/measurements; `--fresh` asks it again first, which needs libtpu and
+about ten minutes. It ends with exit code 1 if a bound that the planner is held to is broken.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from podway.bench import rehearsed
 from podway.catalog.slices import all_slices, find_slice, slices_of
 from podway.cli.tables import table
 from podway.model.families import find_model
@@ -83,6 +85,44 @@ def _same_order(compared: list[Compared]) -> bool:
     )
 
 
+def rehearsed_jobs_section(checks: Checks) -> str:
+    """The four jobs on one slice, estimated of the programs that the compiler makes of them."""
+    compared, found = rehearsed.jobs()
+    rows = []
+    for one in compared:
+        said, guess = found[one.row]
+        span = [one.predicted * guess.point / seconds for seconds in (guess.high, guess.low)]
+        gib = f"{said.memory.total / GIB:.2f}" if said.memory else "-"
+        rows.append(
+            [_marked(one), f"{one.published:.2f}", f"{one.predicted:.2f}", f"{span[0]:.1f} to {span[1]:.1f}",
+             f"{100 * one.error:+.1f}%", gib, f"{said.compile_seconds:.0f} s"]
+        )  # fmt: skip
+    errors = [abs(one.error) for one in compared]
+    mean = sum(errors) / len(errors)
+    judged = [abs(one.error) for one in compared if not one.calibration]
+    checks.append((f"rehearsed 16B-128B: mean |error| of MFU {100 * mean:.1f}% <= 5%", len(rows) == 4 and mean <= 0.05))
+    checks.append((f"rehearsed 16B-128B: largest |error| {100 * max(errors):.1f}% <= 12%", max(errors) <= 0.12))
+    checks.append(("rehearsed 16B-128B: the four sizes in the published order", _same_order(compared)))
+    headers = ["JOB-SLICES", "MFU PUBLISHED", "REHEARSED", "INTERVAL", "ERROR", "GIB", "COMPILED IN"]
+    tail = f"mean |error| {100 * mean:.1f}%; without the calibration row (*) {100 * sum(judged) / len(judged):.1f}%. "
+    tail += f"{rehearsed.versions()}; schedule and buffers only"
+    return table(headers, rows, right=range(1, 7)) + "\n" + tail
+
+
+def rehearsed_bytes_section(checks: Checks) -> str:
+    """HBM of Podway's own step over a grid of models and meshes: compiled, and planned."""
+    compared = rehearsed.weighed()
+    rows = [[c.row, f"{c.published:.2f}", f"{c.predicted:.2f}", f"{100 * c.error:+.1f}%"] for c in compared]
+    worst = max(abs(c.error) for c in compared)
+    mean = sum(abs(c.error) for c in compared) / len(compared)
+    checks.append(
+        (f"HBM of {len(rows)} steps of Podway's trainer within 10% of the compiler ({100 * worst:.1f}%)", worst <= 0.10)
+    )
+    tail = f"mean |error| {100 * mean:.1f}%, largest {100 * worst:.1f}%; {rehearsed.versions()}"
+    headers = ["MODEL SLICE MESH BATCH", "GIB COMPILED", "PLANNED", "ERROR"]
+    return table(headers, rows, right=(1, 2, 3)) + "\n" + tail
+
+
 def compiled_section(checks: Checks) -> str:
     """HBM of a device beside what the TPU compiler allocates for the same programs."""
     compared = compiled_hbm()
@@ -138,7 +178,7 @@ def _tensor_seconds(plan: Plan) -> float:
 
 def llama3_section(checks: Checks) -> str:
     """Two 20-step runs of Llama 3 8B on v6e with PyTorch/XLA: what the printed throughput means."""
-    program = Program(name="torch-xla", gradients="all-reduce", casts_once=False, logits_bytes=None)
+    program = Program(name="torch-xla", gradients="all-reduce", casts_once=False, logits_share=None)
     rows, shares = [], []
     for row in rows_of("llama3_v6e"):
         slice, batch, seq = find_slice(row["slice"]), int(row["batch"]), int(row["seq"])
@@ -268,7 +308,9 @@ def _marked(one: Compared) -> str:
 SECTIONS: dict[str, Callable[[Checks], str]] = {
     "Calibrated constants": constants,
     "MFU of the 16B-128B jobs on v5e-256": jobs_section,
-    "HBM of a device, planned and compiled": compiled_section,
+    "The same jobs on one slice, rehearsed": rehearsed_jobs_section,
+    "HBM of a device in MaxText's programs, planned and compiled": compiled_section,
+    "HBM of a device in Podway's step, planned and compiled": rehearsed_bytes_section,
     "T5-11B and 68B on v4": t5_section,
     "Llama 3 8B on v6e with PyTorch/XLA": llama3_section,
     "Memory tables for serving and LoRA on v5e": memory_tables,
@@ -299,7 +341,14 @@ def write_between(path: Path, text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", type=Path, metavar="FILE", help="also write the tables between the markers of FILE")
+    parser.add_argument("--fresh", action="store_true", help="ask the compiler again (minutes; needs podway[rehearse])")
+    parser.add_argument("--missing", action="store_true", help="ask the compiler about what is not recorded yet")
     arguments = parser.parse_args()
+    failed = rehearsed.record_jobs() if arguments.fresh else []
+    if arguments.fresh or arguments.missing:
+        failed += rehearsed.record_bytes(again=arguments.fresh)
+    for line in failed:
+        print(line, file=sys.stderr)
     text, checks = report()
     print(text.replace("```\n", "").replace("```", ""))
     if arguments.write:

@@ -119,6 +119,25 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path} cannot be read: {error}", "check --dataset-path") from None
 
 
+async def until_ready(target: Target, seconds: float) -> None:
+    """Wait until /health says 200; a server that is still starting, or not there yet, may take so long."""
+    deadline, said = time.monotonic() + seconds, "it does not answer"
+    while True:
+        try:
+            status, answer = await ask(target, "GET", "/health")
+            if status == 200:
+                return
+            said = str(answer.get("status", status)) if isinstance(answer, dict) else f"status {status}"
+        except OSError as error:
+            said = str(error)
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"the server at {target.host}:{target.port} is not ready after {seconds:g} s: {said}",
+                "look at its log, or wait longer with --wait",
+            )
+        await asyncio.sleep(0.25)
+
+
 async def model_name(target: Target) -> str:
     """What the server calls its first model."""
     try:

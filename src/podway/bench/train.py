@@ -50,7 +50,7 @@ def config_of(v: Variant) -> c.TrainConfig:
         schedule=c.ScheduleConfig(steps=100, kind="constant"),
         optimizer=c.OptimizerConfig(moments=v.get("moments", "bfloat16")),
         precision=c.PrecisionConfig(compute=v.get("compute", "bfloat16"), weights=v.get("weights", "float32")),
-        loss=c.LossConfig(chunks=v.get("chunks", 0)),
+        loss=c.LossConfig(chunks=v.get("chunks", 0), logits=v.get("logits", "float32")),
         remat=c.RematConfig(policy="custom" if custom else policy, save=tuple(policy) if custom else ()),
         compile=c.CompileConfig(unroll=v.get("unroll", False)),
     )
@@ -79,6 +79,11 @@ def measure(v: Variant, peak: float | None = None) -> dict[str, Any]:
             state, happened = compiled(state, batch, asked)
             losses.append(float(happened.loss))  # waits for the step
             seconds.append(time.monotonic() - began)
+        if v.get("trace"):  # the steps after those that count, for a look at their kernels
+            with jax.profiler.trace(v["trace"]):
+                for _ in range(v["profile"]):
+                    state, happened = compiled(state, batch, asked)
+                happened.loss.block_until_ready()
     kept = seconds[warmup:]
     rate = v["batch"] * v["length"] / statistics.median(kept)
     flops = rate * flops_per_token(program.shape, v["length"])
@@ -106,6 +111,8 @@ def name_of(v: Variant) -> str:
     words = [v["model"], f"b{v['batch']}", "+".join(policy) if isinstance(policy, list) else f"remat {policy}"]
     words += [f"moments {v.get('moments', 'bfloat16')}"]
     words += ["unrolled"] if v.get("unroll") else []
+    words += [f"{v['chunks']} chunks"] if v.get("chunks") else []
+    words += [f"logits {v['logits']}"] if v.get("logits") else []
     words += [f"{v['microbatches']} microbatches"] if v.get("microbatches", 1) > 1 else []
     words += [flag.removeprefix("--xla_gpu_") for flag in v.get("flags", [])]
     return " ".join(words)

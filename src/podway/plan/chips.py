@@ -32,7 +32,7 @@ STRAGGLER_LOSS_PER_DOUBLING = 0.020
 # A gathered weight whose shards are no multiple of 8 rows is copied into another tiling, 8.45 elements a cycle: libtpu
 # 0.0.51 estimates 19,857,408 cycles for the copy of 32768 x 5120 gathered from 256 shards of 20 rows on v5e.
 RELAYOUT_ELEMENTS_PER_CYCLE = 8.45
-SUBLANES = 8  # rows of a tile: jax, pallas/mosaic/tpu_info.py
+SUBLANES, LANES = 8, 128  # rows and columns of a tile: jax, pallas/mosaic/tpu_info.py
 
 # 2 x MXUs x width^2 (tpu_info.py: 4 of 128 a core on v4, v5e, v5p; 2 of 256 on v6e, tpu7x, which take two rows a cycle)
 # gives FLOPs a cycle; peak divided by it gives the clock.

@@ -1,27 +1,29 @@
 """HBM of one device in a training step, by part.
 
 Weights, optimizer state and gradients are the bytes of the real sharded arrays (podway.model.layout). Saved activations
-follow the remat policy and the named tensors of the parameter table. Two more parts live only for a moment, one after
-the other, so the larger one counts: `logits`, at the end of the forward pass, and `temp`, the working set of one layer's
-backward pass: its gathered weights, the gradient of them before it is reduced, and what flows through the layer.
+follow the remat policy and the named tensors of the parameter table. There are two full moments, one after the other, and the
+fuller one counts: the end of the forward pass, with `logits`, before there are gradients of layers; and the backward pass of
+a layer, with all gradients and `temp`, its working set: gathered weights, the gradient of them before it is reduced, and
+what flows through the layer.
 
-Against programs as libtpu 0.0.51 compiles them (published/compiled_hbm.csv: the 16B-128B jobs, and Podway's own trainer)
-this is within 10%.
+Against programs as libtpu 0.0.51 compiles them (published/compiled_hbm.csv: the 16B-128B jobs; docs/measurements: Podway's own
+trainer over a grid of models and meshes) this is within 10%.
 """
 
 from functools import cache
-from math import prod
+from math import ceil, prod
 
 import msgspec
 
 from podway.model.layout import TRAIN_RULES, MeshShape, params_per_chip, shard_dims, shard_shape
 from podway.model.params import activations, params
 from podway.model.shape import ModelShape
-from podway.plan.chips import SUBLANES
-from podway.plan.products import head_product, layer_products, widths
+from podway.plan.chips import LANES, SUBLANES
+from podway.plan.products import head_product, layer_weights, widths
 from podway.plan.training import BYTES, COMPUTE_BYTES, Adapters, Training
 
 GIB = 2**30
+_WHOLE = 1.02  # HBM over the part of it that a program may use: 1.003 (v5p) to 1.024 (v6e)
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,11 +36,13 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     logits: float
     temp: float
     limit: int
+    early: float | None = None  # gradients that exist beside the logits; None: all of them
 
     @property
     def total(self) -> float:
         """The peak."""
-        return self.weights + self.optimizer + self.gradients + self.saved + max(self.logits, self.temp)
+        early = self.gradients if self.early is None else self.early
+        return self.weights + self.optimizer + self.saved + max(early + self.logits, self.gradients + self.temp)
 
     @property
     def fits(self) -> bool:
@@ -66,19 +70,30 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         return f"OOM by {(self.total - self.limit) / GIB:.1f} GiB, mostly {name} ({size / GIB:.1f} GiB)"
 
 
-def train_memory(shape: ModelShape, mesh: MeshShape, training: Training, limit: int) -> Memory:
-    """What one device holds at the peak of a step."""
+def train_memory(
+    shape: ModelShape, mesh: MeshShape, training: Training, limit: int, *, usable: int | None = None
+) -> Memory:
+    """What one device holds at the peak of a step; `usable` is its HBM where the limit is set below it."""
     tokens = training.tokens_per_device(mesh)
     weights, optimizer, gradients = _state(shape, mesh, training)
     return Memory(
         weights=weights,
         optimizer=optimizer,
         gradients=gradients,
-        saved=tokens * saved_bytes_per_token(shape, mesh, training.saved),
-        logits=_logits(shape, mesh, training, tokens),
+        saved=tokens * saved_bytes_per_token(shape, mesh, training.saved) + _kept_weights(shape, mesh, training),
+        logits=_logits(shape, mesh, training, tokens, usable or limit),
         temp=_temp(shape, mesh, training, tokens),
         limit=limit,
+        early=_early(gradients, training),
     )
+
+
+def _early(gradients: float, training: Training) -> float | None:
+    """The sum over microbatches is there from the beginning; the gradients of one come with the backward pass."""
+    if not training.program.casts_once:
+        return None
+    summed = BYTES["float32"] if training.microbatches > 1 else 0.0
+    return gradients * summed / gradient_bytes(training)
 
 
 def _state(shape: ModelShape, mesh: MeshShape, training: Training) -> tuple[float, float, float]:
@@ -160,54 +175,81 @@ def saved_bytes_per_token(shape: ModelShape, mesh: MeshShape, saved: tuple[str, 
 
 @cache
 def _saved_bytes(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, ...]) -> float:
-    mesh, size = MeshShape(tensor=tensor, expert=expert), 0
+    mesh, size = MeshShape(tensor=tensor, expert=expert), 0.0
+    wide = 0
     for kept in activations(shape):
+        width = prod(shard_dims(kept.axes, kept.dims, mesh, TRAIN_RULES))
+        if kept.axes[-1] == "head_dim":  # the lanes of a tile that a narrow head leaves empty
+            width = width // shape.d_head * -(-shape.d_head // LANES) * LANES
+        wide += width if kept.name == "mlp_in" else 0
         if kept.name == "residual" or kept.name in saved:
             # In an expert group every device holds the rows of all its neighbours.
-            times = expert if shape.experts and kept.name == "mlp_in" else 1
-            size += times * prod(shard_dims(kept.axes, kept.dims, mesh, TRAIN_RULES))
+            size += width * (expert if shape.experts and kept.name == "mlp_in" else 1)
     if "rest" in saved:
-        wide = [a for a in activations(shape) if a.name == "mlp_in"][:1]
-        size += 2 * shape.d_model + sum(prod(shard_dims(a.axes, a.dims, mesh, TRAIN_RULES)) for a in wide)
+        # What has no name: two norms in float32, each with its input, and the activation with what its gradient needs.
+        size += 8 * shape.d_model / tensor + 2 * wide
     return float(size * shape.layers * COMPUTE_BYTES)
 
 
-def _logits(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float) -> float:
-    """float32 logits of a chunk and their bfloat16 gradient; the gathered output matrix and its float32 gradient, which a
-    loop over microbatches has twice; the last layer's output and its gradient, in bfloat16 and float32."""
+def _kept_weights(shape: ModelShape, mesh: MeshShape, training: Training) -> float:
+    """Where nothing is computed again, the gathered weights of every layer stay for the backward pass."""
+    if "rest" not in training.saved or mesh.fsdp == 1 or not training.program.casts_once:
+        return 0.0
+    return COMPUTE_BYTES * shape.layers * layer_weights(shape, mesh.tensor, mesh.expert)
+
+
+def _logits(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, usable: int) -> float:
+    """float32 logits of a chunk, and a quarter for what their place wastes (none in small programs, a half in large ones);
+    the gathered output matrix and its gradient; the last layer's output and its gradient, in bfloat16 and float32."""
     head = head_product(shape, mesh.tensor)
-    logits = BYTES["float32"] * tokens * head.columns
-    chunk = min(logits, training.program.logits_bytes or logits)
-    gradient = 0.0
-    if training.adapters is None:
-        gradient = BYTES["float32"] * (2 if training.microbatches > 1 else 1)
+    logits, parts = BYTES["float32"] * tokens * head.columns, 1
+    if training.program.logits_share is not None:
+        room = training.program.logits_share * usable * _WHOLE
+        parts = _chunks(training.seq // mesh.context, ceil(logits / room))
     copies = 2 if misaligned(shape, mesh) else 1  # gathered in one tiling, used in another
-    return 1.5 * chunk + head.weights * (copies * COMPUTE_BYTES + gradient) + 8 * tokens * shape.d_model
+    held = head.weights * copies * COMPUTE_BYTES + 8 * tokens * shape.d_model
+    if training.adapters is not None:
+        return held + 1.25 * logits / parts
+    if parts == 1 and training.program.casts_once:  # the gradient is made at once, when the float32 logits are gone
+        return held + max(1.25 * logits, 0.5 * logits + head.weights * COMPUTE_BYTES)
+    # Summed over the chunks in float32; where it is also added to the sum over microbatches, a part of it exists twice.
+    twice = 1.5 if training.microbatches > 1 and not shape.embedding.tied else 1.0
+    return held + 1.25 * logits / parts + twice * head.weights * BYTES["float32"]
+
+
+@cache
+def _chunks(length: int, least: int) -> int:
+    """The fewest equal parts of a sequence that are at least so many (podway.train.loss.choose_chunks)."""
+    return next((n for n in range(max(1, least), length + 1) if length % n == 0), max(1, length))
 
 
 def _temp(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float) -> float:
-    products = layer_products(shape, mesh)
-    gathered = COMPUTE_BYTES * float(sum(p.weights for p in products))
+    gathered = COMPUTE_BYTES * layer_weights(shape, mesh.tensor, mesh.expert)
     stored = training.adapters.base if training.adapters else training.params
     copies = 1.0 if mesh.fsdp > 1 or stored != "bfloat16" else 0.0  # the weights of the layer as they are used
+    held = 0.0
     if training.adapters is None:
-        copies += 1.0  # their gradient, before it is reduced
+        # Their gradient, before it is reduced: of experts one matrix after the other, while that of the output waits.
+        copies += 1 / 3 if shape.experts else 1.0
+        held = head_product(shape, mesh.tensor).weights * BYTES["float32"] if shape.experts else 0.0
     if misaligned(shape, mesh):
         copies += 1.0  # gathered in one tiling, used in another
-    return gathered * copies + COMPUTE_BYTES * tokens * flow_width(shape, mesh.tensor, mesh.expert)
+    return held + gathered * copies + COMPUTE_BYTES * tokens * flow_width(shape, mesh.tensor, mesh.expert)
 
 
 @cache
 def flow_width(shape: ModelShape, tensor: int, expert: int) -> float:
     """Numbers a token needs at once while a layer goes backward: the stream four times whole (input, norm and the
-    gradients of both), and the wider one of attention and MLP with gradients."""
+    gradients of both), and the wider one of attention and MLP with gradients. In a tensor group each of two branches
+    also gathers the stream and its gradient."""
     width = widths(shape, tensor, expert)
     attention = 2 * (width["qkv"] + width["context"])
     mlp = 2 * width["mlp_in"]
     if shape.experts:  # rows sorted by expert and back, both ways, for the worst case that all go to one device
         rows = expert * shape.experts.per_token
-        mlp = expert * mlp + 8 * rows * shape.d_model
-    return 4 * shape.d_model + max(attention, mlp)
+        mlp = expert * 3 * width["mlp_in"] + 8 * rows * shape.d_model
+    gathered = 4 if tensor > 1 and shape.block != "parallel" else 0
+    return (4 + gathered) * shape.d_model + max(attention, mlp)
 
 
 def misaligned(shape: ModelShape, mesh: MeshShape) -> bool:

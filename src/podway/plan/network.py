@@ -80,7 +80,7 @@ def place(mesh: MeshShape, slice: Slice) -> Placement:
             f"mesh {mesh} has {inside} devices a slice, and {slice.accelerator_type} has {slice.devices}",
             "the sizes of the axes inside a slice must multiply to its devices",
         )
-    bounds, wrap, cores = _bounds(slice)
+    bounds, wrap, cores = bounds_of(slice)
     if mesh.tile is not None:
         return _placed(mesh, bounds, wrap, cores, _tile(mesh.tile, slice))
     groups = _tensor_groups(mesh.tensor, slice)
@@ -97,7 +97,7 @@ def place(mesh: MeshShape, slice: Slice) -> Placement:
 
 def tiles(tensor: int, slice: Slice) -> list[Box]:
     """Every box of a slice that can hold a tensor group of this size."""
-    return list(boxes(tensor, _bounds(slice)[0]))
+    return list(boxes(tensor, bounds_of(slice)[0]))
 
 
 def check_tile(tile: Box, slice: Slice) -> None:
@@ -105,7 +105,7 @@ def check_tile(tile: Box, slice: Slice) -> None:
     _tile(tile, slice)
 
 
-def _bounds(slice: Slice) -> tuple[Box, tuple[bool, ...], bool]:
+def bounds_of(slice: Slice) -> tuple[Box, tuple[bool, ...], bool]:
     """The torus of devices: sizes, which of them wrap, and whether the last one is the cores of a chip."""
     if slice.generation_facts.devices_per_chip == 1:
         return slice.topology, slice.wrap, False
@@ -114,7 +114,7 @@ def _bounds(slice: Slice) -> tuple[Box, tuple[bool, ...], bool]:
 
 def _tile(tile: Box, slice: Slice) -> Box:
     """A tile as written, with the axes it leaves out."""
-    bounds = _bounds(slice)[0]
+    bounds = bounds_of(slice)[0]
     plain = tile[: len(bounds)] + (1,) * (len(bounds) - len(tile))
     if any(extra != 1 for extra in tile[len(bounds) :]):
         raise UserError(
@@ -132,9 +132,9 @@ def _tile(tile: Box, slice: Slice) -> Box:
 
 def _tensor_groups(size: int, slice: Slice) -> list[Group]:
     """Every box that can hold a tensor group, those with the most links first."""
-    bounds, wrap, cores = _bounds(slice)
+    bounds, wrap, cores = bounds_of(slice)
     start: Box = (1,) * len(bounds)
-    groups = [_group(size, box, start, bounds, wrap, cores) for box in boxes(size, bounds)]
+    groups = [group_of(size, box, start, bounds, wrap, cores) for box in boxes(size, bounds)]
     return sorted(groups, key=lambda group: (-group.links, group.box))
 
 
@@ -165,11 +165,11 @@ def _placed(mesh: MeshShape, bounds: Box, wrap: tuple[bool, ...], cores: bool, t
         if size == 1:
             continue
         if axis == "tensor":
-            found = _group(size, tensor, stride, bounds, wrap, cores)
+            found = group_of(size, tensor, stride, bounds, wrap, cores)
         elif size == prod(left):
-            found = _group(size, left, stride, bounds, wrap, cores)
+            found = group_of(size, left, stride, bounds, wrap, cores)
         else:
-            choices = [_group(size, box, stride, bounds, wrap, cores) for box in boxes(size, left)]
+            choices = [group_of(size, box, stride, bounds, wrap, cores) for box in boxes(size, left)]
             if not choices:
                 raise UserError(
                     f"{axis}={size} does not divide what other axes leave of a torus of {_text(bounds)}",
@@ -182,7 +182,8 @@ def _placed(mesh: MeshShape, bounds: Box, wrap: tuple[bool, ...], cores: bool, t
     return Placement(**groups)
 
 
-def _group(size: int, box: Box, stride: Box, bounds: Box, wrap: tuple[bool, ...], cores: bool) -> Group:
+def group_of(size: int, box: Box, stride: Box, bounds: Box, wrap: tuple[bool, ...], cores: bool) -> Group:
+    """Devices that fill `box`, `stride` apart, in a torus of `bounds` (the last axis the cores of a chip, if `cores`)."""
     rings: list[tuple[int, float]] = []
     hops = 0
     # The other core of a chip is in another group, and uses the same links.

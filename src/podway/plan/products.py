@@ -77,6 +77,12 @@ def _layer_products(shape: ModelShape, tensor: int, expert: int) -> tuple[Produc
     return tuple(_product(p, shape, mesh) for p in params(shape) if p.inputs and p.name.startswith("layers/"))
 
 
+@cache
+def layer_weights(shape: ModelShape, tensor: int, expert: int) -> float:
+    """Elements of a layer's matrices on one device, fsdp gathered."""
+    return float(sum(product.weights for product in _layer_products(shape, tensor, expert)))
+
+
 def _product(param: Param, shape: ModelShape, mesh: MeshShape) -> Product:
     name = param.name.removeprefix("layers/")
     dims = shard_shape(param, mesh, TRAIN_RULES)[param.stacked :]

@@ -10,7 +10,8 @@
    slice the fastest. A slice without a published price comes after all that have one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import ceil, prod
 
 import msgspec
@@ -26,7 +27,7 @@ from podway.plan.network import check_tile
 from podway.plan.plans import HOUR, Plan, evaluate
 from podway.plan.training import BYTES, REMAT, Training, saved_names
 
-ROOM = 0.92  # of HBM that a recommended plan may fill: memory is estimated to within 10%, mostly from above
+ROOM = 0.90  # of HBM that a recommended plan may fill: memory is estimated to within 10%
 DEFAULT_BATCH_TOKENS = 4 * 2**20  # Llama 3 starts with 4M (arXiv 2407.21783); nearest multiple that divides
 SLICE_COUNTS = (1, 2, 4, 8, 16, 32)
 
@@ -256,11 +257,12 @@ def _with_mesh(shape: ModelShape, wish: Wish, slice: Slice, mesh: MeshShape) -> 
     closest: tuple[float, str] = (float("inf"), "")
     fewest = None
     policies = (wish.remat,) if wish.remat else tuple(REMAT)
-    least = _most_frugal(shape, wish, mesh, base, policies[-1], limit)
+    memory_of = partial(train_memory, shape, mesh, limit=limit, usable=device.hbm_limit)
+    least = _most_frugal(wish, mesh, base, policies[-1], memory_of)
     if not least.fits:
         return [], (least.total - least.limit, f"{least.excess} ({mesh}, remat {policies[-1]})")
     for remat in policies:
-        training, memory = _fewest_microbatches(shape, wish, mesh, base, remat, limit)
+        training, memory = _fewest_microbatches(wish, mesh, base, remat, memory_of)
         if not memory.fits:
             closest = min(closest, (memory.total - memory.limit, f"{memory.excess} ({mesh}, remat {remat})"))
             continue
@@ -271,19 +273,21 @@ def _with_mesh(shape: ModelShape, wish: Wish, slice: Slice, mesh: MeshShape) -> 
     return plans, closest
 
 
-def _most_frugal(shape: ModelShape, wish: Wish, mesh: MeshShape, base: Training, remat: str, limit: int) -> Memory:
+def _most_frugal(
+    wish: Wish, mesh: MeshShape, base: Training, remat: str, memory_of: Callable[[Training], Memory]
+) -> Memory:
     """The least memory that a mesh can do with: everything computed again, as many microbatches as there are rows."""
     rows = base.batch // (mesh.slices * mesh.data * mesh.fsdp * mesh.expert)
     one = msgspec.structs.replace(base, microbatches=wish.microbatches or rows, remat=remat)
-    least = train_memory(shape, mesh, one, limit)
+    least = memory_of(one)
     if wish.microbatches is None and rows > 1 and not least.fits:  # a single microbatch needs no sum of gradients
-        whole = train_memory(shape, mesh, msgspec.structs.replace(one, microbatches=1), limit)
+        whole = memory_of(msgspec.structs.replace(one, microbatches=1))
         return min(least, whole, key=lambda memory: memory.total)
     return least
 
 
 def _fewest_microbatches(
-    shape: ModelShape, wish: Wish, mesh: MeshShape, base: Training, remat: str, limit: int
+    wish: Wish, mesh: MeshShape, base: Training, remat: str, memory_of: Callable[[Training], Memory]
 ) -> tuple[Training, Memory]:
     """The training with the fewest microbatches that fits; the one with the most where none does."""
     rows = base.batch // (mesh.slices * mesh.data * mesh.fsdp * mesh.expert)
@@ -292,7 +296,7 @@ def _fewest_microbatches(
 
     def at(index: int) -> tuple[Training, Memory]:
         one = msgspec.structs.replace(base, microbatches=choices[index], remat=remat)
-        return one, train_memory(shape, mesh, one, limit)
+        return one, memory_of(one)
 
     first = at(0)
     if first[1].fits or high == 0:

@@ -91,7 +91,9 @@ class ServePlan(msgspec.Struct, frozen=True, kw_only=True):
 def weights_per_device(shape: ModelShape, tensor: int, stored: str) -> float:
     """Bytes of weights on one device, as the engine lays them out: int8 is for the matrices of layers, not of experts."""
     mesh, total = MeshShape(tensor=tensor), 0.0
-    for param in params(shape):
+    # Key/value heads that do not divide over the group are repeated until they do (podway.serve.build.spread).
+    repeats = kv_repeats(shape.heads, shape.kv_heads, tensor)
+    for param in params(msgspec.structs.replace(shape, kv_heads=shape.kv_heads * repeats)):
         shrinks = param.inputs and param.name.startswith("layers/") and "router" not in param.name
         each = BYTES[stored] if shrinks and "experts" not in param.axes else COMPUTE_BYTES
         total += each * prod(shard_shape(param, mesh, SERVE_RULES))

@@ -28,7 +28,7 @@ from podway.plan.chips import (
 )
 from podway.plan.memory import adapter_params, held_params, misaligned
 from podway.plan.network import Placement, dcn_reduce_seconds
-from podway.plan.products import head_product, layer_products, needed_again, widths
+from podway.plan.products import head_product, layer_products, layer_weights, needed_again, widths
 from podway.plan.training import BYTES, COMPUTE_BYTES, Training
 
 
@@ -129,7 +129,7 @@ def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Devic
         forward += product.seconds(tokens, device, passes=(1, 0, 0))
         backward += product.seconds(tokens, device, passes=(float(product.name in again), 1, trained))
     ahead, back = _attention(shape, mesh, training, device, tokens)
-    weights = float(sum(product.weights for product in products))
+    weights = layer_weights(shape, mesh.tensor, mesh.expert)
     relayout = 0.0
     if misaligned(shape, mesh):
         # Matrices that end in d_model, once for each pass that gathers them.

@@ -46,7 +46,7 @@ T5X = Program(
     gradients="all-reduce",
     gradient_bytes=4,
     casts_once=False,
-    logits_bytes=None,
+    logits_share=None,
     convention="full",
 )
 

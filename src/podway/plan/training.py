@@ -41,7 +41,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     gradients: Literal["rings", "all-reduce"] = "rings"
     gradient_bytes: int = 2  # of an element as it is summed over ICI, and kept if there is one microbatch
     casts_once: bool = True  # the step begins with a bfloat16 copy of the weights, each device its own piece
-    logits_bytes: int | None = 2**29  # float32 logits that exist at once on a device; None: those of all tokens
+    # float32 logits that exist at once, as a share of a device's HBM (podway.train.loss); None: those of all tokens
+    logits_share: float | None = 1 / 32
     convention: Convention = "causal"  # how the FLOPs of MFU are counted
 
 
@@ -55,7 +56,7 @@ MAXTEXT_2023 = Program(
     gradients="all-reduce",
     gradient_bytes=4,
     casts_once=False,
-    logits_bytes=None,
+    logits_share=None,
     convention="full-2023",
 )
 PROGRAMS = {program.name: program for program in (PODWAY, MAXTEXT_2023)}

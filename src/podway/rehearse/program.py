@@ -1,0 +1,91 @@
+"""What a compiled program does, as numbers: the instructions of the chip in order, without the text they were read from.
+
+`reading.py` makes a `Program` of libtpu's text, `timeline.py` says how long it takes. It is what the cache keeps and what
+`docs/measurements` records, so that an estimate can be made again, and checked, without compiling again.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from podway.plan.network import Box
+
+Kind = Literal["matrix", "memory", "kernel", "collective", "prefetch", "wait", "loop", "branch"]
+Lane = tuple[int, int]  # physical axis (-1: the data-centre network, -2: HBM), direction (0 or 1)
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A collective: what moves, and between which chips as one of them sees it."""
+
+    kind: str  # all-gather, reduce-scatter, all-reduce, all-to-all, collective-permute
+    moved: float  # bytes on a device: the larger one of what goes in and what comes out
+    box: Box = ()  # devices along each physical axis of a slice
+    stride: Box = ()
+    slices: int = 1
+    hops: int = 0  # of a permute: the longest way
+    lane: Lane | None = None  # of a permute
+
+    @property
+    def size(self) -> int:
+        """Devices of one slice that exchange."""
+        found = 1
+        for side in self.box:
+            found *= side
+        return found
+
+
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
+    """A kernel of attention."""
+
+    forward: float  # 1 for the forward kernel
+    backward: float  # the share of the backward pass that this kernel is
+    scores: float  # that the mask leaves
+    d_head: int
+
+
+class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One instruction."""
+
+    name: str
+    kind: Kind
+    what: str = ""  # where in the model it comes from
+    shape: str = ""
+    flops: float = 0.0
+    bytes: float = 0.0  # through HBM
+    cycles: int | None = None  # as the compiler expects; only in a program that was compiled to the end
+    shuffled: float = 0.0  # elements of a copy from one tiling into another, which the vector unit must take apart
+    attention: Attention | None = None
+    exchange: Exchange | None = None
+    starts: bool = False  # an exchange that goes on beside what follows, until an op waits for it
+    waits_for: str = ""
+    turns: int | None = 1  # of a loop; None: they cannot be read
+    blocks: "tuple[tuple[Op, ...], ...]" = ()  # the body of a loop; the ways of a branch
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    ops: tuple[Op, ...]
+    complete: bool  # compiled to the end: the ops carry cycles
+    unread: int = 0  # lines of the text that could not be read
+
+
+def each(ops: tuple[Op, ...], times: int = 1) -> "list[tuple[Op, int]]":
+    """Every instruction, and how often it runs; a loop whose turns are unknown counts once."""
+    found: list[tuple[Op, int]] = []
+    for op in ops:
+        if not op.blocks:
+            found.append((op, times))
+        for block in op.blocks:
+            found += each(block, times * (op.turns or 1))
+    return found
+
+
+def asynchronous(program: Program) -> dict[str, tuple[int, int]]:
+    """{kind of collective: (that run beside other work, that are waited for)}; the body of a loop counts once."""
+    found: dict[str, tuple[int, int]] = {}
+    for op, _ in each(program.ops):
+        if op.exchange is not None:
+            beside, alone = found.get(op.exchange.kind, (0, 0))
+            found[op.exchange.kind] = (beside + op.starts, alone + (not op.starts))
+    return dict(sorted(found.items()))

@@ -1,0 +1,145 @@
+"""From libtpu's text of a compiled program to a `Program`: what each instruction does, in numbers.
+
+Asynchronous collectives are written in two ways: as instructions (`all-gather-start` … `-done`), and as fusions
+(`async-collective-start` … `-done`) between which other fusions carry on with a piece of the collective while they compute.
+Both become an op that starts and an op that waits.
+"""
+
+import re
+
+from podway.rehearse.costs import COLLECTIVES, FREE, flops_of, hbm_bytes
+from podway.rehearse.fabric import Fabric
+from podway.rehearse.hlo import Computation, Instruction, Module, read_module, trips
+from podway.rehearse.kernels import attention_of, is_kernel
+from podway.rehearse.program import Op, Program
+
+_CALLS = ("calls", "to_apply", "called_computations")
+_PLACES = {"while", "body", "closed_call", "shard_map", "checkpoint", "jit", ""}
+
+
+def read_program(text: str, fabric: Fabric) -> Program:
+    """The program of a text that libtpu printed."""
+    return program_of(read_module(text), fabric, complete='"estimated_cycles":"' in text)
+
+
+def program_of(module: Module, fabric: Fabric, *, complete: bool) -> Program:
+    """The program of a text that was read already; `complete`: it was compiled to the end."""
+    return Program(ops=_block(module, module.entry, fabric), complete=complete, unread=module.unread)
+
+
+def _block(module: Module, here: Computation, fabric: Fabric) -> tuple[Op, ...]:
+    found: list[Op] = []
+    for one in here:
+        if one.opcode == "while":
+            body = module.called(one, "body")
+            blocks = (_block(module, body, fabric),) if body else ()
+            found.append(Op(name=one.name, kind="loop", turns=trips(module, one, here), blocks=blocks))
+        elif one.opcode == "conditional":
+            ways = tuple(_block(module, way, fabric) for way in _ways(module, one))
+            found.append(Op(name=one.name, kind="branch", blocks=ways))
+        elif one.opcode == "call" and (inner := module.called(one, "to_apply")) is not None:
+            found += _block(module, inner, fabric)
+        elif is_done(one):
+            found.append(Op(name=one.name, kind="wait", what=source_of(module, one), waits_for=started_by(one, here)))
+        elif one.opcode == "async-start" and not one.operands:
+            continue  # only set up: its data come with an `async-update`
+        elif one.opcode not in FREE and one.target != "AllocateBuffer":
+            found.append(_op(module, here, one, fabric))
+    return tuple(found)
+
+
+def _op(module: Module, here: Computation, one: Instruction, fabric: Fabric) -> Op:
+    what = source_of(module, one)
+    shape = str(max(one.shapes, key=lambda s: s.bytes)) if one.shapes else ""
+    if (found := collective_of(module, here, one)) is not None:
+        inner, kind, starts = found
+        exchange = fabric.exchange_of(inner, kind)
+        return Op(name=one.name, kind="collective", what=what, shape=shape, exchange=exchange, starts=starts)
+    moved = hbm_bytes(module, here, one)
+    if one.opcode.endswith("-start"):
+        return Op(name=one.name, kind="prefetch", what=what, shape=shape, bytes=moved, starts=True)
+    if is_kernel(one):
+        attention = attention_of(here, one)
+        return Op(name=one.name, kind="kernel", what=what, shape=shape, bytes=moved, attention=attention)
+    flops = flops_of(module, here, one)
+    return Op(
+        name=one.name, kind="matrix" if flops else "memory", what=what, shape=shape, flops=flops, bytes=moved,
+        cycles=one.cycles, shuffled=_shuffled(here, one),
+    )  # fmt: skip
+
+
+def _shuffled(here: Computation, one: Instruction) -> float:
+    """Elements of a copy whose tiles are not those of its source (a weight gathered from shards of a few rows)."""
+    source = here.get(one.operands[0]) if one.opcode == "copy" and one.operands else None
+    if source is None or not source.shapes or not one.shapes:
+        return 0.0
+    before, after = source.shapes[0], one.shapes[0]
+    return float(after.elements) if len(after.tile) > 1 and before.tile != after.tile else 0.0
+
+
+def _ways(module: Module, one: Instruction) -> list[Computation]:
+    found = re.search(r"branch_computations=\{([^}]*)\}", one.text)
+    names = re.findall(r"%([\w.\-]+)", found[1]) if found else []
+    names += [name for key in ("true_computation", "false_computation") if (name := one.attribute(key))]
+    return [module.computations[name] for name in names if name in module.computations]
+
+
+def source_of(module: Module, one: Instruction) -> str:
+    """Where an instruction comes from, in the words of the model: the end of jax's path."""
+    path = one.op_name
+    if not path and (inner := module.called(one)) is not None:
+        path = next((i.op_name for i in inner if i.op_name and i.opcode in ("convolution", "dot")), "")
+        path = path or next((i.op_name for i in inner if i.op_name), "")
+    parts = [part for part in path.split("/") if part not in _PLACES and "(" not in part and part != "pallas_call"]
+    again = "computed again, " if "rematted_computation" in path else ""
+    parts = [part for part in parts if part != "rematted_computation"]
+    side = f"{again}backward" if "transpose(" in path else "forward" if "jvp(" in path else ""
+    return " ".join(filter(None, (side, *parts[-1:])))
+
+
+def is_done(one: Instruction) -> bool:
+    """Whether the chip waits here for what was started before."""
+    return one.opcode.endswith("-done") or one.name.startswith("async-collective-done")
+
+
+def started_by(done: Instruction, here: Computation) -> str:
+    """The name of the op that a done waits for: the same number, or what its first operand leads back to."""
+    if done.name.startswith("async-collective-done"):
+        return done.name.replace("-done", "-start", 1)
+    one: Instruction | None = here.get(done.operands[0]) if done.operands else None
+    while one is not None and one.opcode == "get-tuple-element":
+        one = here.get(one.operands[0])
+    return one.name if one is not None else ""
+
+
+def collective_of(module: Module, here: Computation, one: Instruction) -> tuple[Instruction, str, bool] | None:
+    """(the collective, its kind, whether it only starts here) of an instruction; None where it is none.
+
+    It may lie inside a fusion. A fusion that computes while a collective goes on holds a piece of it, which is counted where
+    it was started. One that a SparseCore runs is set up by `async-start` and given its data by `async-update`.
+    """
+    plain = one.opcode.removesuffix("-start")
+    if plain in COLLECTIVES:
+        return one, plain, one.opcode != plain
+    if one.opcode == "async-update":
+        begun = here.get(one.operands[0])
+        inner = module.called(begun) if begun else None
+    elif one.opcode in ("fusion", "async-start"):
+        inner = module.called(one)
+    else:
+        return None
+    if inner is None or inner.name.startswith("async_collective_fusion"):
+        return None
+    found = _collective_in(module, inner)
+    starts = one.name.startswith("async-collective-start") or one.opcode.startswith("async-")
+    return None if found is None else (found, found.opcode, starts)
+
+
+def _collective_in(module: Module, inner: Computation) -> Instruction | None:
+    for part in inner:
+        if part.opcode in COLLECTIVES:
+            return part
+        deeper = next((c for key in _CALLS if (c := module.called(part, key)) is not None), None)
+        if deeper is not None and (found := _collective_in(module, deeper)) is not None:
+            return found
+    return None

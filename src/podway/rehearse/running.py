@@ -1,0 +1,321 @@
+"""Run rehearsals: a process of the compiler for each, as many at once as the machine has memory for (no jax here).
+
+1. The worker lowers its program and says its key. If the cache has the answer, the worker ends there.
+2. Else it compiles. A fast rehearsal ends the worker as soon as the compiler has written its schedule and its buffers, which is
+   before it makes code: seconds in place of minutes.
+3. What libtpu wrote is read into a `Said`, and kept under PODWAY_HOME/cache/rehearse by the key.
+
+An abort of the compiler ends its own process and becomes one line. Ctrl-C, or the end of this process for whatever reason,
+ends the workers: they stop when their standard input closes.
+"""
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from podway.errors import UserError
+from podway.home import home
+from podway.rehearse.fabric import Fabric
+from podway.rehearse.hlo import read_module
+from podway.rehearse.memory import read_memory
+from podway.rehearse.reading import program_of
+from podway.rehearse.rehearsal import Rehearsal, Said
+from podway.train.flags import flags_for
+
+# A compiler of one program grows to 1.1-2.0 GB (facts: libtpu 0.0.51, the 16B-128B jobs); with room for a larger one.
+COMPILER_BYTES = 2_500_000_000
+_SCHEDULED = "after_optimizations_after_buffer_assignment.txt"  # written when nothing but code is missing
+_TEXTS = ("after_codegen.txt", _SCHEDULED, "after_optimizations.txt")  # the best one first; the last also of an OOM
+# Verbatim of the four published jobs: MaxText configs/largest_job/*.sh @5ebcd67fe.
+_MAXTEXT_FLAGS = (
+    "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
+    "--xla_tpu_data_parallel_opt_different_sized_ops=true",
+    "--xla_tpu_enable_async_collective_fusion=true",
+    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+    "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
+    "--xla_tpu_overlap_compute_collective_tc=true",
+    "--xla_enable_async_all_gather=true",
+)
+Progress = Callable[[int, str], None]  # number of the rehearsal, what it is at
+
+
+def check_installed() -> None:
+    """A UserError where the compiler is not here."""
+    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"a rehearsal needs {' and '.join(missing)}, which this machine does not have",
+            "pip install 'podway[rehearse]'",
+        )
+
+
+def at_once(available: int | None = None, cores: int | None = None) -> int:
+    """How many compilers may run side by side."""
+    free = memory_available() if available is None else available
+    return max(1, min(cores or os.cpu_count() or 1, free // COMPILER_BYTES))
+
+
+def memory_available() -> int:
+    """Bytes that can be taken without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return COMPILER_BYTES  # a machine that does not tell: one at a time
+
+
+def rehearse(
+    rehearsals: Sequence[Rehearsal],
+    *,
+    jobs: int | None = None,
+    fresh: bool = False,
+    progress: Progress = lambda number, stage: None,
+) -> list[Said]:
+    """What the compiler says of each, in the order they were given."""
+    check_installed()
+    workers: list[_Worker] = []
+    stop = threading.Event()
+
+    def one(number: int, rehearsal: Rehearsal) -> Said:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        with tempfile.TemporaryDirectory(prefix="podway-rehearse-") as folder:
+            worker = _Worker(rehearsal, Path(folder))
+            workers.append(worker)
+            if stop.is_set():
+                worker.end()
+            return worker.answer(fresh=fresh, progress=lambda stage: progress(number, stage))
+
+    pool = ThreadPoolExecutor(max_workers=jobs or at_once())
+    try:
+        futures = [pool.submit(one, number, rehearsal) for number, rehearsal in enumerate(rehearsals)]
+        return [future.result() for future in futures]
+    finally:
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.end()
+
+
+def engine_parts(rehearsal: Rehearsal) -> list[str]:
+    """The names of the programs that an engine would compile."""
+    check_installed()
+    with tempfile.TemporaryDirectory(prefix="podway-rehearse-") as folder:
+        worker = _Worker(rehearsal, Path(folder))
+        try:
+            worker.tell(msgspec.json.encode(rehearsal))
+            heard = worker.hear()
+        finally:
+            worker.end()
+    if "wrong" in heard:
+        raise UserError(heard["wrong"], heard["hint"])
+    if "parts" not in heard:
+        raise UserError(f"the programs of the engine cannot be listed: {heard['failed']}", "try another slice or model")
+    names: list[str] = heard["parts"]
+    return names
+
+
+def environment(rehearsal: Rehearsal) -> dict[str, str]:
+    """Of the process that compiles: no TPU is looked for, several may compile at once, and the flags of the real run."""
+    generation = rehearsal.tpu.generation
+    if rehearsal.program == "maxtext-2023":
+        flags = flags_for(None, (*_MAXTEXT_FLAGS, *rehearsal.flags))
+    elif rehearsal.what == "serve":
+        flags = flags_for(None, rehearsal.flags)
+    else:
+        flags = flags_for(generation, rehearsal.flags)
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": rehearsal.tpu.accelerator_type,
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "LIBTPU_INIT_ARGS": " ".join(flags),
+        "TPU_STDERR_LOG_LEVEL": "3",
+    }
+
+
+class _Worker:
+    """One process of the compiler."""
+
+    def __init__(self, rehearsal: Rehearsal, folder: Path) -> None:
+        self.rehearsal = rehearsal
+        self.folder = folder
+        self.errors: IO[bytes] = open(folder / "stderr", "w+b")  # noqa: SIM115 - closed in end()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "podway.rehearse.worker", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env=environment(rehearsal),
+            start_new_session=True,  # Ctrl-C reaches this process, which ends the worker
+        )
+        self.peak = 0
+        self.listener: threading.Thread | None = None
+
+    def answer(self, *, fresh: bool, progress: Callable[[str], None]) -> Said:
+        """What the compiler says, from the cache if it is there."""
+        progress("lowering")
+        try:
+            self.tell(msgspec.json.encode(self.rehearsal))
+            lowered = self.hear()
+            if "wrong" in lowered:
+                raise UserError(lowered["wrong"], lowered["hint"])
+            if "lowered" not in lowered:
+                return Said(jax="", libtpu="", key="", failed=lowered["failed"])
+            told = lowered["lowered"]
+            known = None if fresh else cached(told["key"], complete=not self.rehearsal.fast)
+            if known is not None:
+                progress("known")
+                return known
+            progress("compiling")
+            self.tell(b"go")
+            end = self._wait()
+            progress("reading")
+            said = self._read(told, end)
+            if said.memory is not None:
+                keep(said)
+            return said
+        finally:
+            self.end()
+
+    def tell(self, line: bytes) -> None:
+        """One line to it."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended; the next thing heard says how
+
+    def hear(self) -> dict[str, Any]:
+        """The next line of JSON; how the process ended where there is none."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(b"{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        code = self.process.wait()
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return {"failed": f"the compiler's process {ended}" + (f": {lines[-1][:300]}" if lines else "")}
+
+    def _wait(self) -> dict[str, Any]:
+        """Until it is compiled, or for a fast rehearsal until its schedule is written."""
+        heard: list[dict[str, Any]] = []
+        listener = self.listener = threading.Thread(target=lambda: heard.append(self.hear()), daemon=True)
+        began = time.monotonic()
+        listener.start()
+        while listener.is_alive():
+            listener.join(0.1)
+            self.peak = max(self.peak, _peak_bytes(self.process.pid))
+            if self.rehearsal.fast and self._written(_SCHEDULED) is not None and listener.is_alive():
+                self.end()
+                return {"scheduled": True, "compile_seconds": time.monotonic() - began}
+        return heard[0]
+
+    def _written(self, suffix: str) -> Path | None:
+        """A whole file of the compiler's, by the end of its name."""
+        found = max(self.folder.glob(f"*.{suffix}"), key=lambda path: path.stat().st_size, default=None)
+        if found is None:
+            return None
+        size = found.stat().st_size
+        if self.process.poll() is None:
+            time.sleep(0.2)  # it may still be growing
+        return found if size and found.stat().st_size == size else None
+
+    def _read(self, told: dict[str, Any], end: dict[str, Any]) -> Said:
+        base = Said(
+            jax=told["jax"],
+            libtpu=told["libtpu"],
+            key=told["key"],
+            name=told["name"],
+            lowering_seconds=round(told["lowering_seconds"], 1),
+            compile_seconds=round(end.get("compile_seconds", 0.0), 1),
+            peak_bytes=self.peak,
+            failed=end.get("failed", ""),
+        )
+        text = next((found for suffix in _TEXTS if (found := self._written(suffix)) is not None), None)
+        assignment = self._written("after_optimizations-buffer-assignment.txt")
+        live = self._written("after_optimizations-live-range.txt")
+        if text is None or assignment is None or live is None:
+            return base if base.failed else msgspec.structs.replace(base, failed="the compiler wrote no program")
+        module = read_module(text.read_text())
+        slice = self.rehearsal.tpu
+        fabric = Fabric(slice, tuple(tuple(place) for place in told["places"]))
+        facts = slice.generation_facts
+        limit = (facts.hbm_usable_bytes or facts.chip_hbm_bytes) // facts.devices_per_chip
+        memory = read_memory(assignment.read_text(), live.read_text(), module, limit)
+        complete = text.name.endswith("after_codegen.txt")
+        return msgspec.structs.replace(base, memory=memory, program=program_of(module, fabric, complete=complete))
+
+    def end(self) -> None:
+        """Kill it if it still runs, and wait for it."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.listener is not None:
+            self.listener.join()
+        for pipe in (self.process.stdin, self.process.stdout, self.errors):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _peak_bytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM")), 0)
+    except OSError:
+        return 0
+
+
+@functools.cache
+def _reader() -> str:
+    """Of the code that reads the compiler's text: what it read differently before is not known now."""
+    names = ("hlo", "costs", "fabric", "kernels", "reading", "memory", "program", "rehearsal")
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def _shelf(key: str) -> Path:
+    return home() / "cache" / "rehearse" / f"{key}-{_reader()}.json.gz"
+
+
+def cached(key: str, *, complete: bool) -> Said | None:
+    """An answer that is known; with `complete` only one that was compiled to the end, or that does not fit."""
+    try:
+        said = msgspec.json.decode(gzip.decompress(_shelf(key).read_bytes()), type=Said)
+    except (OSError, EOFError, gzip.BadGzipFile, msgspec.MsgspecError):
+        return None
+    whole = said.program is not None and (said.program.complete or said.failed)
+    return said if whole or not complete else None
+
+
+def keep(said: Said) -> None:
+    """Put an answer on the shelf; what is there is replaced at once or not at all."""
+    path = _shelf(said.key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    part.write_bytes(gzip.compress(msgspec.json.encode(said)))
+    part.rename(path)

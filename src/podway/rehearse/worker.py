@@ -1,0 +1,99 @@
+"""`python -m podway.rehearse.worker DIRECTORY < rehearsal.json`: lower one program, and compile it if told to.
+
+A process of its own for each program: libtpu reads its flags once, an abort of the compiler ends this process alone, and a
+fast rehearsal ends it as soon as memory and schedule are written. It speaks in lines of JSON:
+
+1. `{"lowered": {...}}` with the key of what would be compiled;
+2. it then reads one line: `go` compiles, anything else (the answer is known already) ends;
+   (an engine without a named part answers `{"parts": [...]}`, its programs, and ends)
+3. `{"compiled": true, ...}`, or `{"failed": "..."}` in one line. A wrong wish is `{"wrong": what, "hint": ...}`.
+
+What the compiler writes on the way (its text, its buffers) goes to DIRECTORY.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from podway.errors import UserError
+from podway.rehearse.rehearsal import Rehearsal
+
+
+def main() -> int:
+    """The exit code is 0 also where the program does not compile: that is an answer."""
+    folder = sys.argv[1]
+    rehearsal = msgspec.json.decode(sys.stdin.readline(), type=Rehearsal)
+    try:
+        return _rehearse(rehearsal, folder)
+    except UserError as error:
+        _say({"wrong": error.what, "hint": error.hint})
+        return 0
+
+
+def _rehearse(rehearsal: Rehearsal, folder: str) -> int:
+    from podway.rehearse.lowering import engine_parts, prepare  # here: jax and libtpu take seconds to load
+
+    if rehearsal.what == "serve" and rehearsal.part is None:
+        _say({"parts": engine_parts(rehearsal)})
+        return 0
+    began = time.monotonic()
+    prepared = prepare(rehearsal)
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
+    _say(
+        {
+            "lowered": {
+                **versions,
+                "name": prepared.name,
+                "key": _key(prepared.lowered, rehearsal, versions),
+                "places": prepared.places,
+                "lowering_seconds": time.monotonic() - began,
+            }
+        }
+    )
+    if sys.stdin.readline().strip() != "go":
+        return 0
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    began = time.monotonic()
+    try:
+        prepared.lowered.compile(compiler_options={"xla_dump_to": folder})
+    except Exception as error:  # whatever the compiler throws is what the person asked to know
+        _say({"failed": _one_line(str(error)), "compile_seconds": time.monotonic() - began})
+        return 0
+    _say({"compiled": True, "compile_seconds": time.monotonic() - began})
+    return 0
+
+
+def _end_with_parent() -> None:
+    """Whoever asked is gone when standard input closes: nobody waits for the answer."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+def _key(lowered: Any, rehearsal: Rehearsal, versions: dict[str, str]) -> str:
+    """Of the program, the chips, the flags and the versions: what an answer depends on."""
+    tpu = rehearsal.tpu
+    digest = hashlib.sha256(lowered.as_text().encode())  # it does not say which chips it is for
+    digest.update(f"{tpu.aot_name} {tpu.wrap} x{rehearsal.slices}".encode())
+    digest.update(os.environ.get("LIBTPU_INIT_ARGS", "").encode())
+    digest.update(json.dumps(versions, sort_keys=True).encode())
+    return digest.hexdigest()[:32]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:400]
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

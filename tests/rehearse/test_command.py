@@ -1,0 +1,149 @@
+"""`podway rehearse` as a person sees it; what the compiler says is recorded, the command is real."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from podway.cli import rehearse as verb
+from podway.cli.index import podway
+from podway.errors import UserError
+from podway.rehearse.memory import Buffer, Hbm
+from podway.rehearse.reading import read_program
+from podway.rehearse.rehearsal import Rehearsal, Said
+from tests.rehearse.recorded import fabric, text
+
+GIB = 2**30
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Rehearsal]:
+    """What would be compiled; every answer is the recorded program, 1 GiB for each 8 sequences over a limit of 4."""
+    seen: list[Rehearsal] = []
+    program = read_program(text("scan_v5e"), fabric("v5litepod-4"))
+
+    def rehearse(wanted: Any, *, jobs: int, fresh: bool, progress: Any) -> list[Said]:
+        found = []
+        for number, one in enumerate(wanted):
+            progress(number, "compiling")
+            seen.append(one)
+            batch = int(one.setting("batch.sequences") or 8)
+            buffer = Buffer(bytes=GIB, name="trained/layers/q", shape="f32[2,16]", made=False)
+            memory = Hbm(arguments=GIB * batch // 8, temporary=0, limit=4 * GIB, buffers=(buffer,))
+            found.append(
+                Said(jax="0.10.2", libtpu="0.0.51", key="k", memory=memory, program=program, compile_seconds=3.0)
+            )
+        return found
+
+    monkeypatch.setattr(verb, "rehearse", rehearse)
+    monkeypatch.setattr(verb, "check_installed", lambda: None)
+    return seen
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(podway, ["rehearse", *words], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def refused(*words: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        CliRunner().invoke(podway, ["rehearse", *words], catch_exceptions=False)
+    assert "\n" not in caught.value.what and caught.value.hint
+    return caught.value
+
+
+TRAIN = ("train", "llama3.2-1b", "--tpu", "v5e-4", "--seq", "2048", "--mesh", "fsdp=4")
+
+
+def test_a_step_as_it_is_asked_for(asked: list[Rehearsal]) -> None:
+    page = run(*TRAIN, "--batch", "16", "--remat", "full", "--microbatches", "2")
+    assert len(asked) == 1 and asked[0].fast
+    words = asked[0].settings
+    assert {"batch.sequences=16", "batch.microbatches=2", "remat.policy=full", "mesh.shape=fsdp=4"} <= set(words)
+    for part in ("HBM a device   2.00 of 4.00 GiB", "tokens/s, MFU", "between", "LARGEST AT THE FULLEST MOMENT",
+                 "MOST OF THE TIME", "collective-permute 5 of 5", "schedule"):  # fmt: skip
+        assert part in page or part == "schedule", part
+
+
+def test_what_does_not_fit_says_what_would(asked: list[Rehearsal]) -> None:
+    page = run(*TRAIN, "--batch", "64", "--remat", "minimal", "--microbatches", "1", code=1)
+    assert "OOM by 4.00 GiB" in page and "What would make it fit:" in page and "GiB" in page.split("fit:")[1]
+
+
+def test_the_largest_batch(asked: list[Rehearsal]) -> None:
+    page = run(*TRAIN, "--batch", "8", "--remat", "full", "--microbatches", "1", "--largest-batch")
+    assert asked[-1].setting("batch.sequences") == "32", "1 GiB for each 8 sequences, and 4 GiB are there"
+    assert "4.00 of 4.00 GiB" in page
+
+
+def test_json_is_one_document(asked: list[Rehearsal]) -> None:
+    found = json.loads(run(*TRAIN, "--batch", "16", "-o", "json"))[0]
+    assert found["memory"]["fits"] and found["estimate"]["low"] <= found["estimate"]["point"]
+    assert found["collectives"]["collective-permute"] == {"asynchronous": 5, "waited_for": 0}
+    assert found["planned"]["bytes"] > 0 and found["mfu"] > 0 and found["versions"]["libtpu"] == "0.0.51"
+
+
+def test_the_planner_fills_in_what_is_left_open(asked: list[Rehearsal]) -> None:
+    run("train", "llama3.1-8b", "--tpu", "v6e-16", code=1)
+    assert asked[0].slice == "v6e-16" and asked[0].setting("mesh.shape") and asked[0].setting("remat.policy")
+
+
+def test_full_mode_is_asked_for(asked: list[Rehearsal]) -> None:
+    run(*TRAIN, "--batch", "8", "--full")
+    assert not asked[0].fast
+
+
+def test_a_task_file(asked: list[Rehearsal], tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(
+        "resources:\n  accelerators: tpu-v6e-8\nenvs:\n  HF_TOKEN:\n  ROWS: '16'\nnum_nodes: 2\nrun: |\n"
+        "  cd x && podway train model.name=llama3.2-1b batch.sequences=$ROWS batch.length=1024 \\\n"
+        "    data.paths=$HOME/x output=$HOME/out lora.rank=4\n"
+    )
+    run(str(file))
+    one = asked[0]
+    assert (one.model, one.slice, one.slices) == ("llama3.2-1b", "v6e-8", 2)
+    assert set(one.settings) == {"batch.sequences=16", "batch.length=1024", "lora.rank=4"}
+    run(str(file), "--tpu", "v5e-8")
+    assert asked[1].slice == "v5litepod-8"
+
+
+def test_a_serving_task(asked: list[Rehearsal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb, "engine_parts", lambda whole: ["seat", "decode 8 rows"])
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "resources: {accelerators: tpu-v6e-8}\nrun: podway serve llama3.1-8b --random --tp 8 --max-seqs 32 --kv int8\n"
+    )
+    page = run(str(file))
+    assert [one.part for one in asked] == ["seat", "decode 8 rows"]
+    assert asked[0].options["max_seqs"] == 32 and asked[0].options["kv"] == "int8" and asked[0].tensor == 8
+    assert "decode 8 rows" in page and "HBM A DEVICE" in page
+
+
+def test_nonsense_gets_one_line(asked: list[Rehearsal], tmp_path: Path) -> None:
+    assert "unknown model" in refused("train", "lama", "--tpu", "v6e-8").what
+    assert "v6e-9" in refused("train", "llama3.1-8b", "--tpu", "v6e-9").what
+    assert "batch is 0" in refused(*TRAIN, "--batch", "0").what
+    assert "slices" in refused("serve", "llama3.1-8b", "--tpu", "v6e").what
+    other = tmp_path / "other.yaml"
+    other.write_text("run: echo hello\n")
+    assert "runs no `podway train`" in refused(str(other)).what
+    other.write_text("run: podway train model.name=llama3.2-1b\n")
+    assert "asks for no TPU" in refused(str(other)).what
+    assert "no such file" in refused("nowhere.yaml").what
+    assert not asked
+
+
+def test_a_program_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, asked: list[Rehearsal]) -> None:
+    monkeypatch.setattr(verb, "rehearse", lambda wanted, **_: [Said(jax="", libtpu="", key="", failed="it aborted")])
+    assert "does not compile: it aborted" in run(*TRAIN, "--batch", "8", code=1)
+
+
+def test_a_record_can_be_kept() -> None:
+    one = Rehearsal(model="m", slice="v6e-8", options={"kv": "int8"}, part="seat", what="serve")
+    assert msgspec.json.decode(msgspec.json.encode(one), type=Rehearsal) == one
+    assert one.title == "m seat on v6e-8"

@@ -1,0 +1,120 @@
+"""From recorded text to a program: collectives, groups of devices, kernels, memory."""
+
+import pytest
+
+from podway.rehearse.fabric import groups_in
+from podway.rehearse.hlo import Instruction, read_module
+from podway.rehearse.kernels import attention_of
+from podway.rehearse.memory import array_name, read_memory
+from podway.rehearse.program import Program, asynchronous, each
+from podway.rehearse.reading import read_program
+from tests.rehearse.recorded import fabric, text
+
+
+def program(name: str, slice: str) -> Program:
+    return read_program(text(name), fabric(slice))
+
+
+def test_permutes_of_a_gradient_run_beside_its_product() -> None:
+    found = program("scan_v5e", "v5litepod-4")
+    assert found.complete and not found.unread
+    assert asynchronous(found) == {"all-gather": (0, 1), "all-reduce": (0, 1), "collective-permute": (5, 0)}
+    permutes = [op.exchange for op, _ in each(found.ops) if op.exchange and op.exchange.kind == "collective-permute"]
+    assert {(one.hops, one.lane) for one in permutes if one} == {(1, (0, 0)), (1, (0, 1))}, (
+        "both directions of one axis"
+    )
+    waits = {op.waits_for for op, _ in each(found.ops) if op.kind == "wait"}
+    starts = {op.name for op, _ in each(found.ops) if op.starts}
+    assert waits == starts
+
+
+def test_a_sparsecore_gathers_beside_other_work() -> None:
+    found = program("scan_v6e_sparsecore", "v6e-16")
+    assert not found.complete
+    assert asynchronous(found)["all-gather"] == (1, 0)
+    gather = next(op for op, _ in each(found.ops) if op.exchange and op.exchange.kind == "all-gather")
+    assert gather.exchange is not None and gather.exchange.box == (4, 4) and gather.exchange.moved == 1024 * 1024 * 2
+    assert any(op.waits_for == gather.name for op, _ in each(found.ops))
+
+
+def instruction(rest: str, opcode: str = "all-gather") -> Instruction:
+    module = read_module(
+        f"HloModule m\n\nENTRY %main (a: f32[8]) -> f32[8] {{\n  %a = f32[8]{{0}} parameter(0)\n"
+        f"  ROOT %x = f32[64]{{0}} {opcode}(%a), channel_id=1, {rest}\n}}\n"
+    )
+    return module.entry["x"]
+
+
+@pytest.mark.parametrize(
+    ("written", "groups"),
+    [
+        ("replica_groups={{0,1},{2,3}}", [[0, 1], [2, 3]]),
+        ("replica_groups=[2,2]<=[4]", [[0, 1], [2, 3]]),
+        ("replica_groups=[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_1'}, dimensions={0}", [[0, 1], [2, 3]]),
+        ("replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_0'}, dimensions={0}", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['axis_0'=4] {'axis_0'}", [[0, 1, 2, 3]]),
+        ("dimensions={0}", [[0, 1, 2, 3]]),
+    ],
+)
+def test_groups_in_every_way_they_are_written(written: str, groups: list[list[int]]) -> None:
+    assert groups_in(instruction(written), 4) == groups
+
+
+def test_what_a_reduce_scatter_moves_is_what_goes_in() -> None:
+    one = instruction("replica_groups={{0,1,2,3}}, dimensions={0}", "reduce-scatter")
+    assert fabric("v5litepod-4").exchange_of(one, "reduce-scatter").moved == 64 * 4 * 4
+
+
+def test_a_group_across_slices() -> None:
+    one = instruction("replica_groups={{0,4},{1,5},{2,6},{3,7}}", "all-reduce")
+    found = fabric("v5litepod-4", slices=2).exchange_of(one, "all-reduce")
+    assert (found.size, found.slices) == (1, 2)
+
+
+def test_the_way_around_a_ring_is_one_hop_and_back_along_a_line_is_all_of_it() -> None:
+    pairs = ",".join(f"{{{i},{(i + 1) % 16}}}" for i in range(16))
+    one = instruction(f"source_target_pairs={{{pairs}}}", "collective-permute")
+    ring = fabric("v5litepod-256")  # 16 x 16, both axes wrap
+    assert ring.exchange_of(one, "collective-permute").hops == 1
+    square = ",".join(f"{{{i},{(i + 1) % 4}}}" for i in range(4))
+    line = instruction(f"source_target_pairs={{{square}}}", "collective-permute")
+    assert fabric("v6e-16").exchange_of(line, "collective-permute").hops == 3
+
+
+def kernel(name: str, operands: str) -> float:
+    lines = "".join(f"  %o{i} = {shape} parameter({i})\n" for i, shape in enumerate(operands.split("; ")))
+    names = ", ".join(f"%o{i}" for i in range(len(operands.split("; "))))
+    module = read_module(
+        f"HloModule m\n\nENTRY %main (a: f32[8]) -> f32[8] {{\n{lines}"
+        f'  ROOT %{name}.1 = f32[8]{{0}} custom-call({names}), custom_call_target="tpu_custom_call"\n}}\n'
+    )
+    found = attention_of(module.entry, module.entry[f"{name}.1"])
+    assert found is not None and found.d_head == 128
+    return found.scores
+
+
+def test_scores_that_a_mask_leaves() -> None:
+    heads = "bf16[2,4,2048,128]; bf16[2,4,2048,128]; bf16[2,4,2048,128]"
+    square = 2 * 4 * 2048**2
+    assert kernel("flash_attention", heads) == square
+    assert kernel("splash_mha_fwd_residuals", f"s8[1,4,4]; {heads}") == square * 5 / 8  # causal, 4 x 4 blocks
+    assert kernel("splash_mha_fwd_residuals", f"s8[1,4,2]; {heads}") == square / 2  # a window of two blocks
+
+
+def test_memory_by_name() -> None:
+    module = read_module(text("scan_v5e"))
+    found = read_memory(text("scan_v5e_buffers"), text("scan_v5e_live"), module, 2**34)
+    weights, rows = 3 * 256 * 1024 * 4, 4096 * 1024 * 2
+    assert found.arguments == weights + rows
+    assert found.fits and found.total == found.arguments + found.temporary
+    names = {buffer.name for buffer in found.buffers}
+    assert {"w", "x"} <= names
+    assert all(buffer.bytes for buffer in found.buffers)
+    tight = read_memory(text("scan_v5e_buffers"), text("scan_v5e_live"), module, 2**20)
+    assert not tight.fits and "OOM by" in tight.line
+
+
+def test_names_of_arrays() -> None:
+    assert array_name("state.trained['layers']['q']") == "trained/layers/q"
+    assert array_name("state.moments.mean[\\'embed\\']") == "moments/mean/embed"
