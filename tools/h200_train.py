@@ -2,7 +2,8 @@
 
     PYTHONPATH=src python tools/h200_train.py --suite check,3b --budget 560
 
-1. `check` holds every path (cuDNN attention, chunked cross-entropy, unrolled layers, remat) to the plain one on small shapes.
+1. `check` holds every path (cuDNN attention, chunked cross-entropy, unrolled layers, remat) to the plain one on small shapes, and
+   `kernels` attention alone and in real models.
 2. Every variant runs in a process of its own, so that its XLA flags are read and its memory is given back. It reports
    the median of the steps after the warm-up as one JSON line, to the screen and to $OUT/h200.jsonl.
 3. At the end a table. MFU = (6 x parameters in matrix products + causal attention, forward and backward) x tokens/s over
@@ -13,10 +14,13 @@ is stood in for where it is not installed. `--tiny` runs everything small on any
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,6 +37,8 @@ DOUBLE_BUFFER = "--xla_gpu_enable_while_loop_double_buffering=true"
 NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
 HIDING = "--xla_gpu_enable_latency_hiding_scheduler=true"
 NO_GRAPHS = "--xla_gpu_enable_command_buffer="
+CUDNN_PRODUCTS = "--xla_gpu_cudnn_gemm_fusion_level=3"
+EVERY_TILE = "--xla_gpu_exhaustive_tiling_search=true"
 
 
 def stand_in_for_msgspec() -> None:
@@ -69,7 +75,25 @@ def podway_step(v: dict[str, Any]) -> dict[str, Any]:
     """Podway's own step."""
     from podway.bench.train import measure
 
-    return measure(v, PEAK)
+    if not v.get("profile"):
+        return measure(v, PEAK)
+    import gpu_profile
+
+    folder = Path(os.environ.get("OUT", ".")) / f"profile-{v['model']}"
+    measured = measure(v | {"trace": str(folder)}, PEAK)
+    measured["profile"] = gpu_profile.read(folder, v["profile"])
+    shutil.rmtree(folder)
+    return measured
+
+
+def kernels(v: dict[str, Any]) -> dict[str, Any]:
+    """The attention kernel of this machine against the reference, alone and in real models: tests/model/on_gpu.py."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.model import on_gpu
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        on_gpu.main()
+    return {"ok": True, "said": said.getvalue().splitlines()}
 
 
 def hugging_face(v: dict[str, Any]) -> dict[str, Any]:
@@ -207,6 +231,7 @@ def _check_step(v: dict[str, Any]) -> dict[str, Any]:
         "unrolled": {"unroll": True, "policy": "minimal"},
         "microbatches": {"microbatches": 2},
         "moments": {"moments": "bfloat16"},
+        "logits": {"logits": "bfloat16", "chunks": 2},
     }
     losses = {}
     for name, change in paths.items():
@@ -229,8 +254,11 @@ def suites(tiny: bool) -> dict[str, list[dict[str, Any]]]:
     three, one = ({"model": name, "length": LENGTH} for name in ("llama3.2-3b", "llama3.2-1b"))
     flagged = [[DYNAMIC_SLICE], [DOUBLE_BUFFER], [NO_TRITON], [HIDING], [NO_GRAPHS]]
     lean = ["qkv", "context", "mlp_in"]
+    lighter = {"logits": "bfloat16", "chunks": 4}
+    quick = {"policy": "none", "unroll": True, "warmup": 2, "steps": 6}
     table: dict[str, list[dict[str, Any]]] = {
         "check": [{"kind": "check"}],
+        "kernels": [{"kind": "kernels"}],
         "3b": [
             three | {"batch": 6},
             three | {"batch": 8},
@@ -253,12 +281,14 @@ def suites(tiny: bool) -> dict[str, list[dict[str, Any]]]:
             one | {"batch": 8, "moments": "float32"},
         ],
         "1b-flags": [one | {"batch": 16, "flags": flags} for flags in flagged],
-        "next": [
-            three | {"batch": 8, "policy": "none", "unroll": True},  # fewer, larger chunks of logits than before
-            one | {"batch": 16, "policy": "none", "unroll": True},
-            three | {"batch": 12, "policy": "minimal", "unroll": True},
-            three | {"batch": 8, "policy": "none", "unroll": True, "chunks": 8},
-            one | {"batch": 16, "policy": "none", "unroll": True, "chunks": 4},
+        "best": [  # one row of each model and of each trainer, for a run that must be short
+            one | {"batch": 16, **quick, **lighter},
+            three | {"batch": 8, **quick, **lighter},
+            one | {"kind": "hf", "batch": 8, "warmup": 2, "steps": 6},
+            three | {"kind": "hf", "batch": 4, "warmup": 2, "steps": 6},
+            one | {"batch": 16, **quick, **lighter, "profile": 2},
+            one | {"batch": 16, **quick, **lighter, "flags": [CUDNN_PRODUCTS]},
+            one | {"batch": 16, **quick, **lighter, "flags": [EVERY_TILE]},
         ],
         "unrolled": [
             three | {"batch": 8, "policy": "none", "unroll": True},
@@ -341,7 +371,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def worker(v: dict[str, Any]) -> None:
-    kinds = {"check": check, "hf": hugging_face}
+    kinds = {"check": check, "kernels": kernels, "hf": hugging_face}
     try:
         print(json.dumps(kinds.get(v.get("kind", ""), podway_step)(v)), flush=True)
     except Exception as error:  # a row of the table, whatever it was; memory above all

@@ -62,7 +62,8 @@ def check_model(name: str) -> None:
     print(f"{name}: loss {float(own):.4f} with its own kernel, {float(plain):.4f} with the reference")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Every pattern, then whole models."""
     assert jax.default_backend() == "gpu", f"no NVIDIA GPU here: {jax.devices()}"
     for pattern_name in PATTERNS:
         for size in (64, 128):
@@ -70,3 +71,7 @@ if __name__ == "__main__":
                 check_kernel(pattern_name, size, has_segments)
     for model in ("llama3.2-1b", "gemma2-2b", "qwen3-30b-a3b"):
         check_model(model)
+
+
+if __name__ == "__main__":
+    main()

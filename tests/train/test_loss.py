@@ -1,5 +1,7 @@
 """Chunked cross-entropy equals the plain one, value and gradients."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -48,6 +50,21 @@ def test_equals_the_plain_loss(head: Head) -> None:
     assert without_gradient == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_logits_kept_in_half_the_bytes_are_near() -> None:
+    keys = jax.random.split(jax.random.key(0), 3)
+    hidden, matrix = jax.random.normal(keys[0], (B, S, D)), jax.random.normal(keys[1], (D, V))
+    targets = jax.random.randint(keys[2], (B, S), 0, V)
+
+    def gradients(kept: Any) -> tuple[jax.Array, Any]:
+        run = lambda h, m: cross_entropy(h, m, targets, jnp.ones((B, S)), Head(chunks=2, kept=kept), TRAIN_RULES)[0]  # noqa: E731
+        return jax.jit(jax.value_and_grad(run, (0, 1)))(hidden, matrix)
+
+    (value, mine), (exact, theirs) = gradients(jnp.bfloat16), gradients(jnp.float32)
+    assert value != exact and value == pytest.approx(float(exact), rel=2e-3)
+    for a, b in zip(mine, theirs, strict=True):
+        assert jnp.max(jnp.abs(a - b)) < 0.02 * jnp.max(jnp.abs(b))
+
+
 def test_the_entropy_is_told_without_the_z_term() -> None:
     hidden, matrix = jnp.ones((1, 2, 4)), jnp.eye(4, 8)
     targets, weights = jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2))
@@ -78,3 +95,4 @@ def test_chunks_follow_the_memory() -> None:
     assert choose_chunks(1, 128, 1000, room) == 1
     assert choose_chunks(1, 30, 1000, room, asked=7) == 6  # the nearest that divides
     assert choose_chunks(8, 4096, 128_256, device_memory("NVIDIA H200")) == 4
+    assert choose_chunks(16, 4096, 128_256, device_memory("NVIDIA H200"), kept=jnp.bfloat16) == 4

@@ -88,3 +88,24 @@ def test_an_unknown_key_is_refused_everywhere(room: str, key: str, value: str) -
 def test_any_word_is_a_setting_or_a_user_error(word: str) -> None:
     with contextlib.suppress(UserError):
         read_config(None, [word])
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("optimizer.kind=sgd", "one of: adamw, adafactor"),
+        ("precision.compute=fp16", "one of: float32, bfloat16"),
+        ("model.kernel=flash", "one of: reference, splash, cudnn"),
+        ("schedule.steps=ten", "see docs/training.md for what it may be"),
+    ],
+)
+def test_choices_are_named(word: str, hint: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_config(None, [word])
+    assert error.value.hint == hint
+
+
+def test_a_setting_without_its_value_is_no_file() -> None:
+    with pytest.raises(UserError) as error:
+        read_config("schedule.steps")
+    assert error.value.hint == "a setting has a value: schedule.steps=..."

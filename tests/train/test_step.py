@@ -25,6 +25,7 @@ def test_the_loss_falls_and_is_told() -> None:
         ["remat.policy=none"],
         ["remat.policy=minimal"],
         ["remat.policy=custom", "remat.save=[mlp_in, residual]"],
+        ["remat.policy=minimal_offloaded"],
         ["compile.unroll=true", "batch.microbatches=2"],
         ["loss.chunks=8"],
     ],

@@ -143,8 +143,9 @@ def _splash(q_dims: tuple[int, ...], keys: int, q_spec: P, pattern: Pattern, int
     )
     chip_spec = None
     if mesh.chips > 1:
-        over = jax.sharding.NamedSharding(jax.sharding.get_abstract_mesh(), spec(None, q_spec[1]))
-        chip_spec = made.manual_sharding_spec(over)
+        # Only `context` splits the mask. The mesh of the context may be partly manual, which jax cannot divide shapes by.
+        alone = jax.sharding.AbstractMesh((mesh.context,), ("context",))
+        chip_spec = made.manual_sharding_spec(jax.sharding.NamedSharding(alone, spec(None, q_spec[1])))
     return partial(_splash_on_chip, scale=pattern.scale), made, chip_spec
 
 

@@ -261,7 +261,10 @@ def _attention(
             out = out + w[f"{name}_bias"]
         return constrain(out, ("batch", "length", axis, "head_dim"), compute.rules)
 
-    q, k, v = heads("q", "heads"), heads("k", "kv_heads"), heads("v", "kv_heads")
+    if "qkv" in w:  # the three matrices side by side: one product (serve/fused.py)
+        q, k, v = jnp.split(heads("qkv", "heads"), [shape.heads, shape.heads + shape.kv_heads], axis=2)
+    else:
+        q, k, v = heads("q", "heads"), heads("k", "kv_heads"), heads("v", "kv_heads")
     if shape.attention.qk_norm:
         q, k = rms_norm(q, w["q_norm"], shape.norm), rms_norm(k, w["k_norm"], shape.norm)
     q, k = turn(q, layer.windowed), turn(k, layer.windowed)
@@ -296,7 +299,11 @@ def _dense(x: jax.Array, w: Weights, prefix: str, shape: ModelShape, compute: Co
         return mark(constrain(out, ("batch", "length", "mlp"), compute.rules), "mlp_in")
 
     activate = _ACTIVATE[shape.activation]
-    wide = activate(into("gate")) * into("up") if shape.gated else activate(into("up"))
+    if f"{prefix}gate_up" in w:  # both side by side (serve/fused.py)
+        gate, up = jnp.split(into("gate_up"), 2, axis=-1)
+        wide = activate(gate) * up
+    else:
+        wide = activate(into("gate")) * into("up") if shape.gated else activate(into("up"))
     return compute.project(f"{prefix}down", wide, w, 1)
 
 

@@ -9,9 +9,11 @@
 
 import itertools
 import json
+import operator
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, reduce
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 from podway.errors import UserError
 from podway.model.decoder import Tree
@@ -152,13 +155,22 @@ def _append(file: BinaryIO, array: np.ndarray[Any, Any]) -> None:
 def _fetch(tensor: _Tensor, tree: Tree) -> np.ndarray[Any, Any]:
     """One tensor on this host, as Hugging Face stores it."""
     array = _leaf(tree, tensor.param)
-    piece = array[tensor.place] if tensor.place else array
-    host = np.asarray(piece) if piece.is_fully_addressable else multihost_utils.process_allgather(piece, tiled=True)
-    flat = np.asarray(host).astype(tensor.dtype, copy=False)
+    if array.is_fully_addressable:
+        host = np.asarray(array[tensor.place])
+    else:  # the place is an argument of the program, so that one program fetches all the tensors of a parameter
+        whole = NamedSharding(array.sharding.mesh, PartitionSpec())  # type: ignore[attr-defined, no-untyped-call]
+        host = np.asarray(_picker(whole)(array, tensor.place).addressable_data(0))
+    flat = host.astype(tensor.dtype, copy=False)
     if not tensor.param.inputs:
         return flat.reshape(tensor.param.hf_dims)
     outputs, inputs = tensor.param.hf_dims
     return flat.reshape(inputs, outputs).T
+
+
+@cache
+def _picker(where: NamedSharding) -> Callable[[jax.Array, tuple[int, ...]], jax.Array]:
+    """A program that lays the tensor at (layer, expert) out like `where`; layers first, as no device lacks one."""
+    return jax.jit(lambda array, place: reduce(operator.getitem, place, array), out_shardings=where)
 
 
 def _finish(

@@ -158,7 +158,7 @@ class Checkpointer:
                     f"no space is left for checkpoints in {self.folder}",
                     "free some, keep fewer of them (checkpoint.keep), or train into a folder on a larger disk",
                 ) from None
-            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            if isinstance(error, OSError) and (deed == "open" or not isinstance(error, FileNotFoundError)):
                 raise UserError(
                     f"cannot {deed} {self.folder}: {error.strerror or error}",
                     "give a folder that you may read and write",

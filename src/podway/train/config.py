@@ -94,6 +94,7 @@ class LossConfig(Part, frozen=True, kw_only=True):
 
     z: Rate = 0.0  # times the mean square of log Z, keeps logits near zero
     balance: Rate = 0.01  # times the balance loss of a mixture of experts
+    logits: Float = "float32"  # how the logits of a chunk are kept; sums over them are made in float32 either way
     chunks: Amount = 0  # parts of a sequence whose logits are made one after the other; 0: as many as memory asks
 
 
@@ -118,9 +119,7 @@ class CompileConfig(Part, frozen=True, kw_only=True):
     tuned: bool = True  # take those of flags.py
     flags: tuple[str, ...] = ()  # more, or the same with other values
     cache: str | None = None  # directory of compiled programs
-    unroll: bool = (
-        False  # write the layers out one after the other: a longer compilation, no copies in and out of a loop
-    )
+    unroll: bool = False  # write the layers out one after the other: slower to compile, no copies in and out of a loop
 
 
 class CheckpointConfig(Part, frozen=True, kw_only=True):

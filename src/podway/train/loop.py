@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import msgspec
 import numpy as np
+import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
 from podway.model.decoder import Tree
 from podway.model.families import find_model
@@ -39,9 +40,12 @@ from podway.train.metrics import Meter, ProgressBar
 from podway.train.settings import print_config
 from podway.train.shared import check_shared
 from podway.train.state import start_state
-from podway.train.step import Happened, Program, State, make_step
+from podway.train.step import Batch, Happened, Program, State, make_step
 
+COMPILED_WITHIN_S = 3600  # a host that has not compiled its step an hour after another is lost
 STOPPED = 143  # as a shell counts a process that SIGTERM ended: an orchestrator sees that the run was not done
+
+Step = Callable[[State, Batch, jax.Array], tuple[State, Happened]]
 
 
 @dataclass
@@ -133,7 +137,11 @@ def run_steps(run: Run, hooks: Sequence[Hook]) -> bool:
         for number, rows in zip(range(first, run.steps), batches, strict=False):
             for hook in hooks:
                 hook.before(run, number)
-            run.state, happened = step(run.state, run.feed.place(rows), _asked(run))
+            arguments = (run.state, run.feed.place(rows), _asked(run))
+            if number == first and jax.process_count() > 1:
+                step = _together(step, arguments)
+            run.state, happened = step(*arguments)
+            del arguments  # the step has used the state up
             if pending is not None:
                 began = _told(run, hooks, number - 1, pending, began)
                 if pending.stop:
@@ -149,6 +157,19 @@ def run_steps(run: Run, hooks: Sequence[Hook]) -> bool:
     if pending is not None:
         _told(run, hooks, int(run.state.step) - 1, happened, began)
     return int(run.state.step) < run.steps
+
+
+def _together(step: Step, arguments: tuple[State, Batch, jax.Array]) -> Step:
+    """The step, compiled on every host before any of them begins.
+
+    Hosts compile for different lengths of time, and collectives between CPU devices give up on one that is 30 s late.
+    """
+    compiled = step.lower(*arguments).compile()  # type: ignore[attr-defined]
+    ocp.multihost.get_barrier_sync_fn()(key="podway:compiled", timeout_ms=COMPILED_WITHIN_S * 1000)
+    went_in, came_out = compiled.input_shardings[0][0], compiled.output_shardings[0]
+    sizes = jax.tree.map(lambda leaf: leaf.ndim, arguments[0])
+    stays = jax.tree.map(lambda a, b, n: a.is_equivalent_to(b, n), went_in, came_out, sizes)
+    return compiled if all(jax.tree.leaves(stays)) else step  # what comes out must fit as what goes in
 
 
 def _told(run: Run, hooks: Sequence[Hook], number: int, happened: Happened, began: float) -> float:

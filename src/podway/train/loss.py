@@ -33,15 +33,18 @@ class Head(NamedTuple):
     softcap: float | None = None
     z: float = 0.0
     chunks: int = 1
+    kept: Any = jnp.float32  # the type that a chunk of logits has in memory
 
 
-def choose_chunks(batch: int, length: int, vocab: int, memory: float | None, asked: int = 0) -> int:
-    """The fewest equal parts of a sequence whose float32 logits, on one device, take no more than LOGITS_SHARE of it."""
+def choose_chunks(
+    batch: int, length: int, vocab: int, memory: float | None, asked: int = 0, kept: Any = jnp.float32
+) -> int:
+    """The fewest equal parts of a sequence whose logits, on one device, take no more than LOGITS_SHARE of it."""
     mesh = context_mesh()
     per_device = length // mesh.context
     if asked:
         return next(n for n in range(min(asked, per_device), 0, -1) if per_device % n == 0)
-    one_token = 4 * -(-batch // mesh.expert) * vocab // mesh.tensor
+    one_token = jnp.dtype(kept).itemsize * -(-batch // mesh.expert) * vocab // mesh.tensor
     room = (memory or SOME_MEMORY) * LOGITS_SHARE
     fits = (n for n in range(1, per_device + 1) if per_device % n == 0 and per_device // n * one_token <= room)
     return next(fits, per_device)
@@ -109,9 +112,9 @@ _cross_entropy.defvjp(_forward, _backward)
 
 
 def _logits(x: jax.Array, matrix: jax.Array, head: Head, rules: Rules) -> jax.Array:
-    """Logits of a chunk (B, shards, tokens, V) before the soft cap, in float32."""
+    """Logits of a chunk (B, shards, tokens, V) before the soft cap, in float32 once they are read."""
     how = "bcsd,vd->bcsv" if head.tied else "bcsd,dv->bcsv"
-    raw = jnp.einsum(how, x, matrix, preferred_element_type=jnp.float32) * head.scale
+    raw = jnp.einsum(how, x, matrix, preferred_element_type=head.kept).astype(jnp.float32) * head.scale
     return constrain(raw, ("batch", "length", None, "vocab"), rules)
 
 

@@ -6,10 +6,11 @@
 3. Values are converted by type, so that `1e-4` is a number wherever a number is asked for (YAML 1.1 takes it for text).
 """
 
+import re
 import types
 from collections.abc import Sequence as Words
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -49,9 +50,8 @@ def _read_file(file: str) -> dict[str, Any]:
     try:
         data = Path(file).read_bytes()
     except OSError as error:
-        raise UserError(
-            f"cannot read {file}: {error.strerror or error}", "give the path of a training config"
-        ) from None
+        hint = f"a setting has a value: {file}=..." if _is_setting(file) else "give the path of a training config"
+        raise UserError(f"cannot read {file}: {error.strerror or error}", hint) from None
     documents = parse(data, file)
     if not documents:
         return {}
@@ -60,6 +60,11 @@ def _read_file(file: str) -> dict[str, Any]:
     checked = _plain(documents[0], TrainConfig, "", file)
     assert isinstance(checked, dict)
     return checked
+
+
+def _is_setting(word: str) -> bool:
+    """Whether a word names a setting, with its value forgotten."""
+    return any(line.partition("=")[0] == word for line in print_config(TrainConfig()).splitlines())
 
 
 def _override(tree: dict[str, Any], word: str) -> None:
@@ -123,4 +128,16 @@ def _convert(tree: dict[str, Any], where: str) -> TrainConfig:
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at ")
         key = path.strip("`").removeprefix("$").lstrip(".")
-        raise UserError(f"{where}: {key}: {said.replace('`', '')}", "see docs/training.md for what it may be") from None
+        choices = _choices(key)
+        hint = "one of: " + ", ".join(choices) if choices else "see docs/training.md for what it may be"
+        raise UserError(f"{where}: {key}: {said.replace('`', '')}", hint) from None
+
+
+def _choices(key: str) -> list[str]:
+    """The words that a setting may be, where it may be only a few."""
+    kind: Any = TrainConfig
+    for part in re.findall(r"[a-z0-9_]+", key):
+        record = _record(kind)
+        kind = None if record is None else {f.name: f.type for f in msgspec.structs.fields(record)}.get(part)
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return [str(word) for option in options if get_origin(option) is Literal for word in get_args(option)]

@@ -12,6 +12,7 @@ What data and slices repeat is summed once a step, after all microbatches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -20,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
+from msgspec.structs import replace
 
-from podway.model import decoder
-from podway.model.decoder import Attend, Compute, Gather, Layer, Tree
+from podway.model.decoder import Compute, Gather, Tree
 from podway.model.embedding import look_up
-from podway.model.layout import MeshShape, Rules, Spec, kv_repeats, spec_on
+from podway.model.layout import Axes, MeshShape, Rules, Spec, spec_on
 from podway.model.mesh import context_mesh, context_spec, mesh_axes, named_sharding, per_chip, spec
 from podway.model.params import Param, params
 from podway.model.shape import ModelShape
@@ -126,37 +127,24 @@ def gatherer(compute: Compute, mesh: MeshShape, rings: tuple[int, ...]) -> Gathe
             array = array.astype(compute.dtype)
         for dim, part in enumerate(whole[len(whole) - array.ndim :]):  # inside the scan the layer axis is gone
             if mesh.fsdp > 1 and "fsdp" in mesh_axes(part):
-                array = _gather_fsdp(array, dim, rings)
+                array = _gather_own(array, dim, rings, param.axes[len(param.axes) - array.ndim :], compute.rules)
         return array.astype(compute.dtype)
 
     return gather
 
 
-def attention(shape: ModelShape, compute: Compute, segments_BS: jax.Array | None) -> Attend:
-    """The decoder's attention, with every device at its own heads.
+def _gather_own(x: jax.Array, dim: int, rings: tuple[int, ...], axes: Axes, rules: Rules) -> jax.Array:
+    """`_gather_fsdp` of what this device holds of the other axes.
 
-    The TPU kernel cannot lay its mask out over a mesh that is partly by hand. Where heads alone are split it need not:
-    inside a second `shard_map` over the remaining axes, each device has whole sequences of some heads.
+    By hand over those too: the compiler would gather a weight whole that tensor or expert splits, and reduce its gradient
+    whole (seen in the programs of libtpu 0.0.51 for fsdp=16,tensor=16: 16 times the bytes of both).
     """
-    mesh = context_mesh()
-    plain = decoder.whole_sequences(shape, compute, segments_BS)
-    if mesh.chips == 1 or mesh.context > 1 or compute.kernel == "reference":
-        return plain
-
-    def run(q: jax.Array, k: jax.Array, v: jax.Array, layer: Layer, carry: Any) -> tuple[jax.Array, Any]:
-        repeats = kv_repeats(q.shape[2], k.shape[2], mesh.tensor)
-        k, v = (jnp.repeat(x, repeats, axis=2) if repeats > 1 else x for x in (k, v))
-        q_spec = context_spec(("batch", None, "heads", None), q.shape, compute.rules)
-        kv_spec = context_spec(("batch", None, "kv_heads", None), k.shape, compute.rules)
-
-        def own_heads(q: jax.Array, k: jax.Array, v: jax.Array, segments: Any, layer: Layer) -> jax.Array:
-            return decoder.whole_sequences(shape, compute, segments)(q, k, v, layer, None)[0]
-
-        specs = (q_spec, kv_spec, kv_spec, spec(q_spec[0]), spec())
-        out: jax.Array = per_chip(own_heads, in_specs=specs, out_specs=q_spec)(q, k, v, segments_BS, layer)
-        return out, carry
-
-    return run
+    others = context_mesh()
+    if others.chips == 1:
+        return _gather_fsdp(x, dim, rings)
+    where = context_spec(axes, x.shape, replace(rules, embed=()))
+    own: jax.Array = per_chip(partial(_gather_fsdp, dim=dim, rings=rings), in_specs=(where,), out_specs=where)(x)
+    return own
 
 
 def embed(table: jax.Array, tokens_BS: jax.Array, shape: ModelShape, compute: Compute, mesh: MeshShape) -> jax.Array:

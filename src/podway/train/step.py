@@ -249,8 +249,9 @@ def _loss(program: Program, trained: Tree, frozen: Tree, batch: Batch, each: jax
     param = next(p for p in params(shape) if p.name == name)
     assert compute.gather is not None
     memory = device_memory(program.mesh.devices.flat[0].device_kind)
-    chunks = choose_chunks(tokens.shape[0], tokens.shape[1], shape.vocab, memory, config.chunks)
-    head = Head(e.tied, e.logit_scale, e.logit_softcap, config.z, chunks)
+    kept = jnp.dtype(config.logits)
+    chunks = choose_chunks(tokens.shape[0], tokens.shape[1], shape.vocab, memory, config.chunks, kept)
+    head = Head(e.tied, e.logit_scale, e.logit_softcap, config.z, chunks, kept)
     weights = batch["loss_mask"].astype(jnp.float32)
     total, entropy = cross_entropy(
         hidden, compute.gather(param, tree[name]), batch["targets"], weights, head, program.rules
@@ -266,13 +267,13 @@ def _layers(
 ) -> tuple[jax.Array, jax.Array]:
     """Through all layers: by scan, or written out where the tree has a list of them."""
     if isinstance(tree["layers"], dict):
-        attend = sharding.attention(shape, compute, segments)
+        attend = decoder.whole_sequences(shape, compute, segments)
         x, _, balance = decoder.run_layers(tree, x, positions, shape, compute, attend, None)
         return x, balance
     balances = []
     for layer, window in zip(tree["layers"], shape.layer_windows, strict=True):
         alone = replace(shape, layers=1, attention=replace(shape.attention, windowed=(window is not None,)))
-        attend = sharding.attention(alone, compute, segments)
+        attend = decoder.whole_sequences(alone, compute, segments)
         stack = {"layers": {name: array[None] for name, array in layer.items()}}
         x, _, balance = decoder.run_layers(stack, x, positions, alone, compute, attend, None)
         balances.append(balance)

@@ -1,0 +1,47 @@
+"""A run whose text and checkpoints lie in a bucket, through Google's, gcsfs's and tensorstore's own clients."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from podway.testing.cloud.running import running_sandbox
+from tests.train.running import EXACT, environment, journal
+
+storage = pytest.importorskip("google.cloud.storage")
+pytest.importorskip("gcsfs")
+
+
+@pytest.mark.timeout(600)  # twenty seconds of one core; much more where others use it too
+def test_text_and_checkpoints_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_sandbox(tmp_path / "cloud", hosts="none") as cloud:
+        where = {
+            "STORAGE_EMULATOR_HOST": cloud.rest,  # Google's client and gcsfs
+            "TENSORSTORE_GCS_HTTP_URL": cloud.rest,  # tensorstore, which orbax writes arrays with
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "unused",
+            "GOOGLE_CLOUD_PROJECT": "sandbox",
+        }
+        for name, value in where.items():
+            monkeypatch.setenv(name, value)
+        bucket = storage.Client(project="sandbox").create_bucket("runs")
+        bucket.blob("text/poem.txt").upload_from_string("the sea, the sea, the open sea. " * 200)
+
+        def train(steps: int) -> str:
+            words = (
+                *EXACT, "data.paths=[gs://runs/text]", f"data.cache={tmp_path}/cache", "batch.sequences=2",
+                "batch.length=32", "schedule.kind=constant", f"schedule.steps={steps}", "checkpoint.keep=1",
+                "logging.tensorboard=false", "output=gs://runs/first",
+            )  # fmt: skip
+            command = [sys.executable, "-m", "podway.train", *words]
+            done = subprocess.run(
+                command, env=environment(**where), cwd=tmp_path, capture_output=True, text=True, timeout=280
+            )
+            assert done.returncode == 0, done.stderr[-2000:]
+            return done.stdout
+
+        assert "resumed" not in train(2)
+        assert "resumed from step 2 in gs://runs/first" in train(3)
+        assert [row["step"] for row in journal(tmp_path / "out")] == [0, 1, 2]
+        kept = {blob.name.split("/")[2] for blob in bucket.list_blobs(prefix="first/checkpoints/")}
+        assert kept == {"3"}
