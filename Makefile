@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint soak bench bench-plan bench-train bench-aot clean
+.PHONY: help setup demo test lint soak bench bench-scale bench-plan bench-train bench-aot clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,11 +17,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: setup  ## Launch a small training task on a simulated 4-host slice, and look at it
+demo: setup  ## Train a tiny model on a simulated 4-host slice, serve it, measure it, ask it
 	@bash tools/demo
 
 test: setup  ## Lint, types and every test (under 15 minutes on 2 cores)
 	@bash tools/system-packages
+	@bash tools/clients
 	$(MAKE) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests
 
@@ -31,10 +32,15 @@ lint: setup  ## ruff and mypy --strict
 	$(BIN)/mypy
 
 soak: setup  ## The long fuzz, chaos and load runs
+	@bash tools/clients
 	$(BIN)/python -m pytest -m soak --timeout=3600 tests
 
 bench: setup  ## CPU of the CLI beside sky and dstack, launch and exec overhead, log merging: writes docs/benchmarks.md
 	$(BIN)/python -m podway.bench.spine
+
+bench-scale: setup  ## As root: 64 namespace hosts over ssh, files against rsync, logs, 1,000 endpoints (25 minutes): docs/benchmarks.md
+	@bash tools/system-packages
+	$(BIN)/python -m podway.bench.scale
 
 bench-plan: setup  ## The planner's predictions beside published results: writes docs/planning.md
 	$(BIN)/python -m podway.bench.plan --write docs/planning.md
@@ -42,7 +48,7 @@ bench-plan: setup  ## The planner's predictions beside published results: writes
 bench-train: setup  ## The training step on this machine, small: a table
 	$(BIN)/python -m podway.bench.train
 
-bench-aot: setup  ## Training programs compiled by the TPU compiler, without a TPU (minutes each): a table
+bench-aot: setup  ## Training steps and serving programs through the TPU compiler, without a TPU: writes docs/aot.md
 	$(BIN)/python -m podway.bench.aot
 
 clean:  ## Remove what the other targets made

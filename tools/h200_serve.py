@@ -1,7 +1,7 @@
 # ruff: noqa: E402 - the paths must be set before anything is imported
 """Measure the serving engine on one NVIDIA GPU, with a model of Llama 3 8B's shape and random bfloat16 weights.
 
-    python tools/h200_serve.py [--out DIR] [--seconds 380] [--parts check,decode,prefill,engine,http,layers]
+    python tools/h200_serve.py [--out DIR] [--seconds 380] [--parts hf,check,decode,prefill,mix,engine,http]
 
 Needs jax for CUDA, msgspec, and for `http` starlette, uvicorn, click and tokenizers. Packages that the machine lacks are looked
 for in .cache/h200-site, which is made on another machine and carried along:
@@ -12,12 +12,14 @@ for in .cache/h200-site, which is made on another machine and carried along:
 Each result is a line of JSON in DIR/h200_serve.jsonl as soon as it is known; a table comes last. Parts that
 the time does not allow are named and left out. `--tiny` runs all of it on a CPU with a small model, to try the script.
 
-  check    the GPU kernel against the reference, on this device
+  check    kernels against the reference and tokens against the decoder without a cache, on this device (tools/h200_check.py)
   decode   decode only, 1k of context: fraction of the roofline (weights and cache read once at 4.3 TB/s, 989 TFLOP/s)
   prefill  prompts of 1k and 4k tokens: model FLOPs utilisation
   engine   64 requests at a time through the batcher, 1k in, 1k out
-  http     the same over HTTP, with the engine of `engine`
-  layers   decode at batch 32 with the layers scanned, beside the layers written out, which all other parts use
+  http     64 and 256 at a time over HTTP, 1k in, 1k out: the sizes and programs of `podway serve` and the client of
+           `podway bench serve`, a process of its own
+  mix      over HTTP, 100 requests at once with lengths as in ShareGPT
+  hf       Hugging Face transformers on the requests of `mix` (tools/h200_hf.py); runs first, while jax holds no memory
 """
 
 import argparse
@@ -35,6 +37,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT / "tools"))
 SITE = ROOT / ".cache" / "h200-site"
 sys.path.append(str(SITE))
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
@@ -43,22 +46,32 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax-gp
 import jax
 import jax.numpy as jnp
 import numpy as np
+from h200_check import check, check_tokens
 
-from podway.model.attention import Pattern
 from podway.model.decoder import Compute
 from podway.model.families import find_model
-from podway.model.layout import SERVE_RULES
+from podway.model.layout import SERVE_RULES, MeshShape
 from podway.model.params import matrix_count, nest, params
 from podway.model.shape import ModelShape
 from podway.serve import cache
-from podway.serve.batcher import Batcher, Limits, Piece, Request, Row, Step
-from podway.serve.build import unstack
+from podway.serve.batcher import Batcher, Request, Row, Step
+from podway.serve.build import Options, budget, device_bytes, limits_for
 from podway.serve.cache import Plan
 from podway.serve.engine import Engine
+from podway.serve.fused import fuse, unstack
 
+ENGINE: list[Engine] = []
 BACKEND: list[cache.Backend] = ["nvidia"]
 BANDWIDTH, PEAK = 4.3e12, 989e12  # bytes/s and bf16 FLOP/s of an H200, as measured and as published
-TARGETS = {"decode 1": 0.80, "decode 32": 0.80, "decode 128": 0.65, "decode 256": 0.65, "prefill": 0.50, "engine": 0.60}
+TARGETS = {
+    "decode 1": 0.80,
+    "decode 16": 0.80,
+    "decode 32": 0.80,
+    "decode 128": 0.65,
+    "decode 256": 0.65,
+    "prefill": 0.50,
+    "engine": 0.60,
+}
 
 
 class Report:
@@ -101,84 +114,34 @@ def random_tree(shape: ModelShape) -> dict[str, object]:
     return nest(leaves)
 
 
-def check(report: Report, tiny: bool) -> None:
-    """The kernel against the reference."""
-    pages, page, heads, kv, d = (
-        64,
-        64 if not tiny else 16,
-        32 if not tiny else 4,
-        8 if not tiny else 2,
-        128 if not tiny else 16,
-    )
-    rng = np.random.default_rng(0)
-    plain, odd, many = Pattern(d**-0.5, None, None), Pattern(d**-0.5, 30.0, 100), 32 if not tiny else 4
-    cases = (
-        (jnp.bfloat16, 1, 5, plain),
-        (jnp.bfloat16, many, 3, plain),
-        (jnp.bfloat16, many, 3, odd),
-        (jnp.int8, 1, 5, odd),
-    )
-    for dtype, queries, blocks, pattern in cases:
-        kernel = Plan("nvidia", 2, pages, page, kv, d, dtype, interpret=tiny)
-        worst = _worst(kernel, rng, queries, blocks, heads, pattern)
-        what = f"{jnp.dtype(dtype).name} cache, {queries} queries, window {pattern.window}, softcap {pattern.softcap}"
-        report.add("check", what=what, error=worst, ok=bool(worst < 0.02))
-
-
-def _worst(kernel: Plan, rng: np.random.Generator, queries: int, blocks: int, heads: int, pattern: Pattern) -> float:
-    reference = kernel._replace(backend="reference")
-    made = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), cache.abstract(kernel))
-    tables = rng.permutation(np.arange(1, kernel.pages))[: blocks * 8].reshape(blocks, 8).astype(np.int32)
-    tokens = kernel.page * 8
-    starts = rng.integers(0, tokens - queries, blocks).astype(np.int32)
-    k, v = (jnp.asarray(rng.normal(size=(blocks * tokens, kernel.heads, kernel.d_head)), jnp.bfloat16) for _ in "kv")
-    cells = (tables[:, :, None] * kernel.page + np.arange(kernel.page)).reshape(-1).astype(np.int32)
-    made = jax.jit(lambda m: cache.write(kernel, m, jnp.int32(1), k, v, jnp.asarray(cells)))(made)
-    q = jnp.asarray(rng.normal(size=(blocks, queries, heads, kernel.d_head)), jnp.bfloat16)
-
-    def run(plan: Plan) -> jax.Array:
-        windowed = jnp.asarray(pattern.window is not None)
-        go = jax.jit(
-            lambda m: cache.attend(
-                plan, m, jnp.int32(1), q, jnp.asarray(tables), jnp.asarray(starts), pattern, windowed
-            )
-        )
-        return go(made).astype(jnp.float32)
-
-    return float(jnp.abs(run(kernel) - run(reference)).max())
-
-
-def make_engine(
-    shape: ModelShape, tree: object, limits: Limits, tiny: bool, programs: list[tuple[int, int]]
-) -> tuple[Engine, float]:
-    """An engine with just these programs compiled, and the seconds that took."""
-    backend: cache.Backend = "reference" if tiny else BACKEND[0]
-    plan = Plan(backend, shape.layers, limits.pages, limits.page, shape.kv_heads, shape.d_head, jnp.bfloat16)
-    engine = Engine(
-        shape, tree, limits, compute=Compute(dtype=jnp.bfloat16, rules=SERVE_RULES, kernel="reference"), plan=plan
-    )
-    begun = time.monotonic()
-    engine.compile_all(workers=8, wanted=programs)
-    return engine, time.monotonic() - begun
-
-
-def limits_of(
-    slots: int, context: int, rows: tuple[int, ...], blocks: tuple[int, ...], steps: int, tiny: bool
-) -> Limits:
-    page, block = (64, 32) if not tiny else (16, 16)
-    pages = slots * (-(-context // page)) + 1
-    return Limits(
-        slots=slots, max_len=context, page=page, pages=pages, block=block, blocks=blocks, rows=rows, steps=steps
-    )
+def whole_engine(report: Report, shape: ModelShape, tree: object, tiny: bool) -> Engine:
+    """The engine of `podway serve` on this machine, with its plain programs (all requests here are greedy)."""
+    if not ENGINE:
+        options = Options(max_len=4224) if not tiny else Options(max_len=80, max_seqs=4, page=16, prompt_tokens=64)
+        backend: cache.Backend = "reference" if tiny else BACKEND[0]
+        shown, pages = budget(shape, options, MeshShape(), device_bytes())
+        limits = limits_for(shape, options, backend, pages)
+        compute = Compute(dtype=jnp.bfloat16, rules=SERVE_RULES, kernel="reference")
+        plan = Plan(backend, shape.layers, pages, limits.page, shape.kv_heads, shape.d_head, jnp.bfloat16)
+        ENGINE.append(Engine(shape, tree, limits, compute=compute, plan=plan))
+        begun = time.monotonic()
+        ENGINE[0].compile_all(workers=14, twins=(not tiny,))
+        scratch = {str(key): size >> 20 for key, size in ENGINE[0].memory().items()}
+        report.add(
+            "engine", what="compile", seconds=time.monotonic() - begun, kv_tokens=shown.kv_tokens, slots=limits.slots,
+            scratch_mib=scratch,
+        )  # fmt: skip
+        ENGINE[0].warm()
+    return ENGINE[0]
 
 
 def decode_seconds(engine: Engine, batch: int, context: int, rounds: int) -> tuple[float, float]:
     """Seconds of one step at this batch and context, and the mean context; steps follow each other as in the server."""
     limits = engine.limits
-    each = -(-limits.max_len // limits.page)
+    each = -(-(context + (rounds + 2) * limits.steps) // limits.page)
     requests = []
     for number in range(batch):
-        request = Request(str(number), [number % 100 + 1] * context, limits.max_len - context)
+        request = Request(str(number), [number % 100 + 1] * context, (rounds + 2) * limits.steps)
         request.slot = number
         request.pages = list(range(1 + number * each, 1 + (number + 1) * each))
         requests.append(request)
@@ -208,14 +171,9 @@ def decode_limit(shape: ModelShape, batch: int, context: float) -> float:
 
 
 def decode_part(report: Report, shape: ModelShape, tree: object, tiny: bool, note: str) -> None:
-    batches = (1, 32, 128, 256) if not tiny else (1, 4)
-    context, steps, rounds = (1024, 8, 6) if not tiny else (64, 4, 2)
-    # (rounds + 1) * steps tokens are generated in all, and one row ends nowhere.
-    limits = limits_of(batches[-1], context + (rounds + 2) * steps, batches[1:], (4,), steps, tiny)
-    engine, compiling = make_engine(shape, tree, limits, tiny, [(b, 0) for b in batches[1:]])
-    report.add(
-        "decode", what="compile", seconds=compiling, scratch_mib={str(k): v >> 20 for k, v in engine.memory().items()}
-    )
+    batches = (1, 16, 32, 64, 128, 256) if not tiny else (1, 4)
+    context, rounds = (1024, 20) if not tiny else (32, 2)
+    engine = whole_engine(report, shape, tree, tiny)
     for batch in batches:
         if report.left() < 20:
             report.add("decode", what=f"batch {batch}", skipped="no time left")
@@ -228,67 +186,35 @@ def decode_part(report: Report, shape: ModelShape, tree: object, tiny: bool, not
         )  # fmt: skip
 
 
-def layers_part(report: Report, shape: ModelShape, tree: object, tiny: bool, note: str) -> None:
-    """What the scan costs: the compiler may copy each layer's weights out of the stack."""
-    batch, steps, rounds = (32, 8, 4) if not tiny else (2, 4, 2)
-    context = 1024 if not tiny else 64
-    limits = limits_of(batch, context + (rounds + 2) * steps, (batch,), (4,), steps, tiny)
-    engine, compiling = make_engine(shape, random_tree(shape), limits, tiny, [(batch, 0)])
-    seconds, mean = decode_seconds(engine, batch, context, rounds)
-    share = decode_limit(shape, batch, mean) / seconds
-    report.add("layers", what=f"batch {batch}, scanned", compile_s=compiling, ms=seconds * 1e3, of_roofline=share)
-
-
 def prefill_part(report: Report, shape: ModelShape, tree: object, tiny: bool, note: str) -> None:
-    sizes = (1024, 4096) if not tiny else (32, 64)
-    block = 32 if not tiny else 16
-    limits = limits_of(1, sizes[-1] + block, (1,), tuple(s // block for s in sizes), 1, tiny)
-    engine, compiling = make_engine(shape, tree, limits, tiny, [(1, s // block) for s in sizes])
-    report.add(
-        "prefill", what="compile", seconds=compiling, scratch_mib={str(k): v >> 20 for k, v in engine.memory().items()}
-    )
+    """Alone in the engine; a prompt longer than one step takes is computed in pieces, as it is in the server."""
+    engine = whole_engine(report, shape, tree, tiny)
+    limits = engine.limits
     matrices = matrix_count(shape) - shape.d_model * shape.vocab  # the head sees one token of the prompt
-    for size in sizes:
-        request = Request("p", [7] * size, 1)
-        request.slot, request.pages = 0, list(range(1, 1 + -(-size // limits.page)))
-        step = Step(
-            seats=[request], rows=[Row(request, 0, 0)], pieces=[Piece(request, 0, 0, size, 0)], steps=1, row_bucket=1,
-            block_bucket=size // block,
-        )  # fmt: skip
-        engine.dispatch(step).tokens()
+    for size in (1024, 4096) if not tiny else (32, 64):
         times = []
-        for _ in range(5):
-            begun = time.perf_counter()
-            engine.dispatch(step).tokens()
+        for _ in range(6):
+            batcher = Batcher(limits)  # a new one: no prefix is known
+            batcher.submit(Request("p", [7] * size, 1))
+            begun, steps = time.perf_counter(), []
+            while (step := batcher.plan()) is not None:
+                steps.append(engine.dispatch(step))
+            for flight in steps:
+                batcher.absorb(flight.step, flight.tokens())
             times.append(time.perf_counter() - begun)
-        seconds = sorted(times)[2]
+        seconds = sorted(times[1:])[2]
         flops = 2 * matrices * size + 2 * size * size * shape.layers * shape.heads * shape.d_head
         report.add(
-            "prefill", what=f"{size} tokens, {note}", ms=seconds * 1e3, tokens_per_s=size / seconds,
-            mfu=flops / seconds / PEAK, target=TARGETS["prefill"],
+            "prefill", what=f"{size} tokens in {len(steps)} steps, {note}", ms=seconds * 1e3,
+            tokens_per_s=size / seconds, mfu=flops / seconds / PEAK, target=TARGETS["prefill"],
         )  # fmt: skip
-
-
-KEPT: dict[Limits, Engine] = {}
-
-
-def whole_engine(report: Report, shape: ModelShape, tree: object, limits: Limits, tiny: bool) -> Engine:
-    """With every program that the batcher asks for; `engine` and `http` use the same one."""
-    if limits not in KEPT:
-        wanted = [(limits.slots, 0), *((r, b) for r in limits.mixed_rows for b in limits.blocks)]
-        KEPT[limits], compiling = make_engine(shape, tree, limits, tiny, wanted)
-        report.add("engine", what="compile", seconds=compiling)
-        KEPT[limits].warm()
-    return KEPT[limits]
 
 
 def engine_part(report: Report, shape: ModelShape, tree: object, tiny: bool, note: str) -> None:
     """Concurrency 64 through the batcher; a new request takes the place of each that ends."""
     together, prompt, answer, total = (64, 1024, 1024, 128) if not tiny else (4, 32, 16, 8)
-    block = 32 if not tiny else 16
-    blocks = (2048 // block,) if not tiny else (4,)
-    limits = limits_of(together, prompt + answer, (together,), blocks, 8, tiny)
-    engine = whole_engine(report, shape, tree, limits, tiny)
+    engine = whole_engine(report, shape, tree, tiny)
+    limits = engine.limits
     batcher, chance = Batcher(limits), np.random.default_rng(0)
     made, under_way, waits, first = [], [], {}, {}
     launcher = ThreadPoolExecutor(1)  # as in `podway.serve.loop`
@@ -331,68 +257,125 @@ def engine_part(report: Report, shape: ModelShape, tree: object, tiny: bool, not
     )  # fmt: skip
 
 
+class Served:
+    """The whole server in threads of this process; made once for all loads over HTTP."""
+
+    def __init__(self, report: Report, shape: ModelShape, tree: object, tiny: bool) -> None:
+        import uvicorn  # a bare machine lacks these, and the other parts do without
+
+        from podway.serve.asking import Service
+        from podway.serve.http import make_app
+        from podway.serve.loop import EngineLoop
+        from podway.serve.metrics import Metrics
+        from podway.serve.text import Tokenizer
+
+        engine = whole_engine(report, shape, tree, tiny)
+        self.folder = Path(tempfile.mkdtemp())
+        write_tokenizer(self.folder, shape.vocab)
+        service = Service("trial", Tokenizer(self.folder, shape.vocab), engine.limits.max_len)
+        self.loop = EngineLoop(engine, Metrics(), max_queue=1024)
+        self.loop.start()
+        service.loops = [self.loop]
+        listening = socket.socket()
+        listening.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        self.server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning", lifespan="off"))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.loop.stop()
+        self.thread.join(10)
+
+
+SERVED: list[Served] = []
+KEPT_OF_A_LOAD = (
+    "successful", "failed", "seconds", "median_ttft_ms", "p99_ttft_ms", "median_tpot_after_first_ms", "p99_itl_ms",
+)  # fmt: skip
+
+
+def served(report: Report, shape: ModelShape, tree: object, tiny: bool) -> Served:
+    if not SERVED:
+        SERVED.append(Served(report, shape, tree, tiny))
+    return SERVED[0]
+
+
 def http_part(report: Report, shape: ModelShape, tree: object, tiny: bool, note: str) -> None:
-    """The whole server in a thread, and the load client of `podway bench serve` in a process of its own."""
-    import uvicorn  # a bare machine lacks these, and the other parts do without
+    server = served(report, shape, tree, tiny)
+    loads = ((64, 1024, 1024, 128), (256, 1024, 1024, 512)) if not tiny else ((4, 24, 8, 8),)
+    for together, prompt, answer, total in loads:
+        if report.left() < 40:
+            report.add("http", what=f"{together} at a time", skipped="no time left")
+            continue
+        # Each load has a seed of its own: a prompt that an earlier one sent would be found in the cache.
+        sizes = ["--concurrency", str(together), "--input-len", str(prompt)]
+        client(server, 60, [*sizes, "--output-len", "4", "--num-prompts", str(together), "--seed", str(together)])
+        arguments = [*sizes, "--output-len", str(answer), "--num-prompts", str(total), "--seed", str(10_000 + total)]
+        found = client(server, max(20.0, report.left() - 10), arguments)
+        speed = found["output_tokens"] / found["seconds"]
+        limit = decode_limit(shape, together, prompt + answer / 2)
+        report.add(
+            "http", what=f"{total} requests, {together} at a time, {prompt} in, {answer} out, {note}",
+            output_tokens_per_s=speed, of_decode_limit=speed * limit / together,
+            **{k: found[k] for k in KEPT_OF_A_LOAD}, target=TARGETS["engine"],
+        )  # fmt: skip
 
-    from podway.serve.asking import Service
-    from podway.serve.http import make_app
-    from podway.serve.loop import EngineLoop
-    from podway.serve.metrics import Metrics
-    from podway.serve.text import Tokenizer
 
-    together, prompt, answer, total = (64, 1024, 1024, 128) if not tiny else (4, 24, 8, 8)
-    block = 32 if not tiny else 16
-    blocks = (2048 // block,) if not tiny else (4,)
-    limits = limits_of(together, prompt + answer, (together,), blocks, 8, tiny)
-    engine = whole_engine(report, shape, tree, limits, tiny)
-    folder = Path(tempfile.mkdtemp())
-    write_tokenizer(folder, shape.vocab)
-    metrics = Metrics()
-    service = Service("trial", Tokenizer(folder, shape.vocab), limits.max_len, metrics)
-    service.loop = EngineLoop(engine, metrics)
-    service.loop.start()
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        client(url, folder / "warm.json", together, prompt, 4, together, 60)
-        found = client(url, folder / "run.json", together, prompt, answer, total, max(20.0, report.left() - 10))
-    finally:
-        server.should_exit = True
-        service.loop.stop()
-        thread.join(10)
-    speed = found["output_tokens"] / found["seconds"]
-    limit = decode_limit(shape, together, prompt + answer / 2)
-    kept = (
-        "successful",
-        "failed",
-        "seconds",
-        "median_ttft_ms",
-        "p99_ttft_ms",
-        "median_tpot_after_first_ms",
-        "p99_itl_ms",
-    )
+def write_mix(path: Path, tiny: bool) -> None:
+    """100 requests with ShareGPT's mean lengths (161 in, 338 out: the vLLM paper, section 6.1), log-normal, seeded; answers
+    have at most 512 tokens, for the time that the slowest of those compared takes."""
+    chance = np.random.default_rng(0)
+    lines = []
+    for _ in range(100 if not tiny else 6):
+        means, most = ((161, 338), (1024, 512)) if not tiny else ((8, 8), (24, 24))
+        asked, made = (
+            int(np.clip(chance.lognormal(np.log(m) - 0.5, 1.0), 4, t)) for m, t in zip(means, most, strict=True)
+        )
+        prompt = chance.integers(1, 256, asked).tolist()
+        lines.append(json.dumps({"prompt": prompt, "max_tokens": made}))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def mix_part(report: Report, shape: ModelShape, tree: object, tiny: bool, note: str) -> None:
+    server = served(report, shape, tree, tiny)
+    path = server.folder / "mix.jsonl"
+    write_mix(path, tiny)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    arguments = ["--dataset", "file", "--dataset-path", str(path), "--num-prompts", str(len(rows))]
+    found = client(server, max(20.0, report.left() - 10), arguments)
     report.add(
-        "http", what=f"{total} requests, {together} at a time, {prompt} in, {answer} out, {note}",
-        output_tokens_per_s=speed, of_decode_limit=speed * limit / together, **{k: found[k] for k in kept},
-        target=TARGETS["engine"],
+        "mix", what=f"{len(rows)} requests at once, lengths as in ShareGPT, {note}",
+        input_tokens=sum(len(row["prompt"]) for row in rows), output_tokens=found["output_tokens"],
+        output_tokens_per_s=found["output_tokens"] / found["seconds"], **{k: found[k] for k in KEPT_OF_A_LOAD},
     )  # fmt: skip
 
 
-def client(
-    url: str, saved: Path, together: int, prompt: int, answer: int, total: int, seconds: float
-) -> dict[str, float]:
+def hf_part(report: Report, tiny: bool) -> None:
+    path = Path(tempfile.mkdtemp()) / "mix.jsonl"
+    write_mix(path, tiny)
+    command = [sys.executable, str(ROOT / "tools" / "h200_hf.py"), "--mix", str(path), *(["--tiny"] if tiny else [])]
+    ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, errors = ran.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        ran.kill()
+        out, errors = ran.communicate()
+    for line in out.splitlines():
+        if line.startswith("{"):
+            report.add("hf", **json.loads(line))
+    if ran.returncode:
+        report.add("hf", failed=errors[-1500:])
+
+
+def client(server: Served, seconds: float, arguments: list[str]) -> dict[str, float]:
     """`podway bench serve`, in a process of its own so that it takes no time from the engine's."""
     # Packages that were carried along come after the machine's own.
     begin = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); sys.path.append({str(SITE)!r}); "
+    saved = server.folder / "found.json"
     command = [
-        sys.executable, "-c", begin + "from podway.cli.bench import command; command()", "serve", "--url", url,
-        "--num-prompts", str(total), "--concurrency", str(together), "--input-len", str(prompt), "--output-len",
-        str(answer), "--seed", str(total), "--save-result", str(saved),
+        sys.executable, "-c", begin + "from podway.cli.bench import command; command()", "serve", "--url", server.url,
+        *arguments, "--save-result", str(saved),
     ]  # fmt: skip
     ran = subprocess.run(command, timeout=seconds, capture_output=True, text=True)
     if ran.returncode:
@@ -416,7 +399,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=os.environ.get("OUT", "."), type=Path)
     parser.add_argument("--seconds", default=380.0, type=float, help="leave out what does not fit")
-    parser.add_argument("--parts", default="check,decode,prefill,engine,http,layers")
+    parser.add_argument("--parts", default="hf,check,decode,prefill,mix,engine,http")
     parser.add_argument(
         "--backend", default="nvidia", choices=["nvidia", "reference"], help="of attention, after `check`"
     )
@@ -425,6 +408,9 @@ def main() -> int:
     parts, tiny = arguments.parts.split(","), arguments.tiny
     BACKEND[0] = arguments.backend
     report = Report(arguments.out, arguments.seconds)
+    if "hf" in parts:
+        hf_part(report, tiny)
+        parts.remove("hf")
     report.add("machine", what=str(jax.devices()[0]), jax=jax.__version__, backend=jax.default_backend())
     shape = find_model("llama3-8b") if not tiny else find_model("tiny-llama3")
     tree: object = None
@@ -433,7 +419,7 @@ def main() -> int:
         "prefill": prefill_part,
         "engine": engine_part,
         "http": http_part,
-        "layers": layers_part,
+        "mix": mix_part,
     }
     for part in parts:
         if report.left() < 30:
@@ -441,18 +427,17 @@ def main() -> int:
             continue
         try:
             if part == "check":
-                check(report, tiny)
+                check(report.add, tiny)
+                check_tokens(report.add, tiny)
                 continue
-            if part == "layers":
-                KEPT.clear()
-                tree = None  # room for the stacked weights
-                gc.collect()
-            elif tree is None:
-                tree = unstack(random_tree(shape), shape.layers)
+            if tree is None:
+                tree = fuse(unstack(random_tree(shape), shape.layers))
             todo[part](report, shape, tree, tiny, "written out")
         except Exception as error:  # one part that fails must not cost the others
             report.add(part, failed=f"{type(error).__name__}: {str(error)[:2000]}")
         gc.collect()
+    while SERVED:
+        SERVED.pop().stop()
     report.table()
     return 0
 

@@ -1,5 +1,6 @@
 """A real server in a thread of this process, on a port of its own, over a tiny model of bytes."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -28,8 +29,12 @@ TEMPLATE = (
 class Live:
     """Where it is, and its inside for tests that look."""
 
-    def __init__(self, url: str, service: Service, loop: EngineLoop) -> None:
-        self.url, self.service, self.loop = url, service, loop
+    def __init__(self, url: str, service: Service, loop: EngineLoop, events: asyncio.AbstractEventLoop) -> None:
+        self.url, self.service, self.loop, self.events = url, service, loop, events
+
+    def tasks(self) -> int:
+        """Tasks of the server's event loop."""
+        return len(asyncio.all_tasks(self.events))
 
     def wait_until_empty(self, seconds: float = 10.0) -> None:
         deadline = time.monotonic() + seconds
@@ -45,22 +50,27 @@ def live(folder: Path, keys: tuple[str, ...] = (), max_queue: int = 256, **optio
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     defaults = {"max_len": 256, "max_seqs": 4, "page": 8, "pages": 120, "prompt_tokens": 64, "decode_steps": 4}
     engine = engine_for(BYTES, **{**defaults, **options})
-    metrics = Metrics()
-    service = Service("tiny", Tokenizer(folder, 256), engine.limits.max_len, metrics)
-    loop = EngineLoop(engine, metrics, max_queue)
+    service = Service("tiny", Tokenizer(folder, 256), engine.limits.max_len)
+    loop = EngineLoop(engine, Metrics(), max_queue)
     loop.start()
-    service.loop = loop
+    service.loops = [loop]
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     config = uvicorn.Config(make_app(service, keys), log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[listening])
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     deadline = time.monotonic() + 10
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.01)
     try:
-        yield Live(f"http://127.0.0.1:{listening.getsockname()[1]}", service, loop)
+        yield Live(f"http://127.0.0.1:{listening.getsockname()[1]}", service, loop, loops[0])
     finally:
         server.should_exit = True
         thread.join(10)

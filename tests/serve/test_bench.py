@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from podway.bench import serve as bench
 from podway.bench.serve import Outcome
 from podway.bench.sse import target_of
-from podway.cli.bench import command
+from podway.cli.index import podway
 from podway.cli.serve import command as serve_command
 from podway.errors import UserError
 from tests.serve.live import Live, live
@@ -65,8 +65,9 @@ def test_numbers_by_hand() -> None:
 def test_the_block_is_the_known_one_line_for_line(server: Live, tmp_path: Path) -> None:
     saved, picture = tmp_path / "r.json", tmp_path / "r.svg"
     result = CliRunner().invoke(
-        command,
-        ["serve", "--url", server.url, "--num-prompts", "12", "--input-len", "20", "--output-len", "6", "--concurrency", "4",
+        podway,
+        ["bench", "serve", "--url", server.url, "--wait", "5", "--num-prompts", "12",
+         "--input-len", "20", "--output-len", "6", "--concurrency", "4",
          "--spread", "0.3", "--slo", "60000", "60000", "--save-result", str(saved), "--plot", str(picture)],
         catch_exceptions=False,
     )  # fmt: skip
@@ -121,3 +122,16 @@ def test_serve_shows_its_options_and_refuses_nonsense(tmp_path: Path) -> None:
         CliRunner().invoke(serve_command, [str(tmp_path / "none")], catch_exceptions=False)
     with pytest.raises(UserError, match="port"):
         CliRunner().invoke(serve_command, [str(tmp_path), "--port", "70000"], catch_exceptions=False)
+
+
+def test_a_server_that_is_not_ready_is_waited_for(server: Live) -> None:
+    target = target_of(server.url)
+    asyncio.run(bench.until_ready(target, 0))
+    loops, server.service.loops, server.service.status = server.service.loops, [], "compiling: 3 of 9"
+    try:
+        with pytest.raises(UserError, match="compiling: 3 of 9"):
+            asyncio.run(bench.until_ready(target, 0.3))
+    finally:
+        server.service.loops = loops
+    with pytest.raises(UserError, match="not ready"):
+        asyncio.run(bench.until_ready(target_of("http://127.0.0.1:9"), 0))

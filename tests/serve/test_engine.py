@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from podway.model.layout import MeshShape
-from podway.model.mesh import make_mesh
 from podway.serve.asked import Sampling
 from podway.serve.build import Options, budget
 from podway.serve.engine import Engine
@@ -25,32 +24,6 @@ def test_greedy_equals_the_decoder_without_a_cache(shape) -> None:  # type: igno
     engine = engine_for(shape, max_seqs=2, prompt_tokens=16)
     prompt = [random.Random(3).randrange(97) for _ in range(21)]
     assert run(engine, prompt, 12) == greedy(shape, prompt, 12)
-
-
-def test_continuous_batching_equals_one_by_one(engine: Engine) -> None:
-    chance = random.Random(0)
-    runner = Runner(engine)
-    wanted = []
-    base = [chance.randrange(97) for _ in range(30)]
-    for number in range(60):
-        prompt = base[: chance.randrange(25)] + [chance.randrange(97) for _ in range(chance.randrange(1, 12))]
-        wanted.append((prompt, chance.randrange(1, 14), frozenset(chance.sample(range(97), number % 3))))
-    made = []
-    for number, (prompt, count, stop) in enumerate(wanted):
-        made.append(runner.submit(prompt, count, stop_ids=stop))
-        for _ in range(chance.randrange(4)):
-            runner.turn()
-        if number % 9 == 8:
-            runner.batcher.cancel(made[-1])
-        runner.batcher.check()
-    runner.finish()
-    assert sum(r.finish == "cancelled" for r in made) >= 2
-    for request, (prompt, count, stop) in zip(made, wanted, strict=True):
-        alone = greedy(LLAMA, prompt, count, stop)
-        assert request.answer == alone[: len(request.answer)]
-        if request.finish != "cancelled":
-            assert request.answer == alone
-    assert any(r.cached for r in made)
 
 
 def test_preempted_requests_go_on_as_if_nothing_had_been() -> None:
@@ -111,22 +84,6 @@ def test_prompt_scores_survive_chunks(engine: Engine) -> None:
     expected = jax.nn.log_softmax(all_logits(LLAMA, prompt))
     for place in range(49):
         np.testing.assert_allclose(got[place], expected[place, prompt[place + 1]], atol=1e-4)
-
-
-@pytest.mark.parametrize("tensor", [2, 4])
-def test_tensor_parallel_equals_one_device(tensor: int) -> None:
-    """With tensor=4 the two key/value heads are repeated."""
-    mesh = make_mesh(MeshShape(tensor=tensor), jax.devices()[:tensor])
-    engine = engine_for(LLAMA, mesh=mesh, max_seqs=2, prompt_tokens=16)
-    runner = Runner(engine)
-    prompts = [[random.Random(i).randrange(97) for _ in range(9 + 13 * i)] for i in range(3)]
-    hot = Sampling(temperature=0.8, top_p=0.9, presence=0.5, seed=3)
-    made = [runner.submit(p, 10, hot if i == 2 else Sampling()) for i, p in enumerate(prompts)]
-    runner.finish()
-    for request, prompt in zip(made[:2], prompts[:2], strict=True):
-        assert request.answer == greedy(LLAMA, prompt, 10)
-    single = engine_for(LLAMA, max_seqs=2, prompt_tokens=16)
-    assert made[2].answer == run(single, prompts[2], 10, hot)
 
 
 def test_layers_written_out_and_the_gpu_kernel_give_the_same() -> None:

@@ -101,6 +101,21 @@ def test_logprobs_and_echo_as_lm_eval_asks(client: openai.OpenAI) -> None:
     assert made.choices[0].text.startswith("some context")
 
 
+def test_prompt_logprobs_without_echo(client: openai.OpenAI) -> None:
+    """The same numbers that echo gives, by token id; a stream has no place for them."""
+    asked = {"model": "tiny", "prompt": "context", "max_tokens": 2, "temperature": 0}
+    echoed = client.completions.create(**asked, echo=True, logprobs=1).choices[0].logprobs  # type: ignore[call-overload]
+    choice = client.completions.create(**asked, extra_body={"prompt_logprobs": 1}).choices[0]  # type: ignore[call-overload]
+    assert choice.logprobs is None and not choice.text.startswith("context")
+    first, *rest = choice.prompt_logprobs
+    assert first is None and len(rest) == len("context") - 1
+    for byte, score, expected in zip(b"ontext", rest, echoed.token_logprobs[1:7], strict=True):
+        assert score[str(byte)]["logprob"] == pytest.approx(expected, abs=1e-5)
+        assert score[str(byte)]["decoded_token"] == chr(byte) and len(score) <= 2
+    with pytest.raises(openai.BadRequestError, match="prompt_logprobs"):
+        client.completions.create(**asked, stream=True, extra_body={"prompt_logprobs": 1})  # type: ignore[call-overload]
+
+
 def test_chat(client: openai.OpenAI, server: Live) -> None:
     messages = [
         {"role": "developer", "content": "be brief"},
@@ -338,10 +353,10 @@ def test_keys_warmth_and_a_full_queue(tmp_path_factory: pytest.TempPathFactory) 
         )
         assert full.status_code == 429 and full.headers["retry-after"]
         server.wait_until_empty()
-        loop, server.service.loop = server.service.loop, None
+        loops, server.service.loops = server.service.loops, []
         assert httpx.get(f"{server.url}/health").status_code == 503
         assert httpx.post(f"{server.url}/v1/completions", json=body, headers=good).status_code == 503
-        server.service.loop = loop
+        server.service.loops = loops
 
 
 def test_an_engine_that_fails_says_so_to_everyone(

@@ -1,9 +1,11 @@
-"""`python -m podway.serve`: a model folder to a running server.
+"""`python -m podway.serve`: a model folder to a running server, alone or on every host of a slice.
 
-1. The port is opened at once; /health says 503 and why until the model is warm.
-2. In a thread: read the shape, print the memory budget, load the weights, compile every program (kept on disk, so that the
-   next start need not), start the engine's loop.
-3. SIGTERM or Ctrl-C: streams get a few seconds to end, then the engine stops.
+1. On several hosts (PODWAY_NUM_HOSTS) the processes find each other through `jax.distributed`. Host 0 is the front.
+2. The front opens the port at once; /health says 503 and why until the model is warm.
+3. In a thread: read the shape, print the memory budget, load the weights, compile every program (kept on disk, so that the
+   next start need not), begin the loops of all replicas (`replicas.py`).
+4. SIGTERM or Ctrl-C: streams get a few seconds to end, then the engines stop. The other hosts do what the front tells until it
+   ends.
 """
 
 import argparse
@@ -12,30 +14,26 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import uvicorn
 
 from podway.errors import UserError
-from podway.model import decoder
 from podway.model.families import find_model
-from podway.model.layout import SERVE_RULES, MeshShape
-from podway.model.mesh import make_mesh
 from podway.model.shape import ModelShape
-from podway.model.weights import load_weights
 from podway.serve.asking import Service
-from podway.serve.build import Options, budget, build, compute_dtype, device_bytes, limits_for
+from podway.serve.build import Options, limits_for
 from podway.serve.cache import default_backend
 from podway.serve.http import make_app
-from podway.serve.loop import EngineLoop
-from podway.serve.metrics import Metrics
 from podway.serve.options import api_keys, check, parser
+from podway.serve.replicas import Fleet
 from podway.serve.text import Tokenizer
+
+_GRACE = 15  # seconds that other hosts wait for the front's end after a signal; the front gives streams 5
 
 
 class _Server(uvicorn.Server):
@@ -58,17 +56,27 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def serve(asked: argparse.Namespace, keys: list[str]) -> int:
-    """Open the port, warm up beside it, serve."""
+    """The role of this host."""
     # On NVIDIA jax takes three quarters of the memory by itself; this process is alone with the device.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
-    listening = _listen(asked.host, asked.port)
+    rank, hosts = int(os.environ.get("PODWAY_RANK", "0")), int(os.environ.get("PODWAY_NUM_HOSTS", "1"))
+    listening = _listen(asked.host, asked.port) if rank == 0 else None
+    if hosts > 1:
+        jax.distributed.initialize()
     keep_programs(asked.compile_cache or Path.home() / ".cache" / "podway" / "compiled")
-    shape = find_model(asked.model)
-    options = options_of(asked)
+    shape, options = find_model(asked.model), options_of(asked)
     limits = limits_for(shape, options, options.backend or default_backend(), 2)
     name = asked.name or Path(asked.model).resolve().name
-    metrics = Metrics()
-    service = Service(name, Tokenizer(Path(asked.model), shape.vocab), limits.max_len, metrics)
+    service = Service(name, Tokenizer(Path(asked.model), shape.vocab), limits.max_len)
+    fleet = Fleet(service, asked, say)
+    if listening is None:
+        return _attend(fleet, shape, options)
+    return _front(fleet, shape, options, listening, keys)
+
+
+def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.socket, keys: list[str]) -> int:
+    """Open the port, warm up beside it, serve."""
+    service = fleet.service
     config = uvicorn.Config(make_app(service, keys), log_level="warning", timeout_graceful_shutdown=5, lifespan="off")
     server = _Server(config)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -77,9 +85,10 @@ def serve(asked: argparse.Namespace, keys: list[str]) -> int:
 
     def warm() -> None:
         try:
-            warm_up(service, shape, options, asked)
+            fleet.take_roles(fleet.warm(shape, options), _lost)
+            service.loops = fleet.all_loops()
             place = listening.getsockname()
-            say(f"{name} is ready at http://{place[0]}:{place[1]}/v1")
+            say(f"{service.name} is ready at http://{place[0]}:{place[1]}/v1")
         except UserError as error:
             failed.append(error)
             server.should_exit = True
@@ -90,54 +99,35 @@ def serve(asked: argparse.Namespace, keys: list[str]) -> int:
     thread = threading.Thread(target=warm, name="warm-up", daemon=True)
     thread.start()
     server.run(sockets=[listening])
-    if service.loop is not None:
-        service.loop.stop()
+    served = service.ready
+    for loop in service.loops:
+        loop.stop()
+    fleet.end()
     if failed:
         raise failed[0]
-    return 0 if service.ready else 1
+    return 0 if served else 1
 
 
-def warm_up(service: Service, shape: ModelShape, options: Options, asked: argparse.Namespace) -> None:
-    """Weights, programs, loop."""
-    begun = time.monotonic()
-    sizes = MeshShape(tensor=asked.tp)
-    mesh = None
-    if asked.tp > 1:
-        if asked.tp > len(jax.devices()):
-            raise UserError(f"--tp {asked.tp}, and there are {len(jax.devices())} devices", "lower --tp")
-        mesh = make_mesh(sizes, jax.devices()[: asked.tp])
-    shown, pages = budget(shape, options, sizes, device_bytes())
-    say(shown.line(options.quantize, options.kv))
-    service.status = "loading weights"
-    tree = weights(asked, shape, options, mesh)
-    loaded = time.monotonic()
-    say(f"weights loaded in {loaded - begun:.1f} s")
-    engine = build(shape, tree, options, pages, mesh)
-    del tree
+def _attend(fleet: Fleet, shape: ModelShape, options: Options) -> int:
+    """Any other host: warm up, then do what the front or the leader tells."""
+    engines = fleet.warm(shape, options)
 
-    def progress(what: str, number: int, total: int) -> None:
-        service.status = f"compiling: {number} of {total}"
-        spent = time.monotonic() - loaded
-        say(f"compiled {number}/{total} ({what}), {spent:.0f} s, about {spent / number * (total - number):.0f} s to go")
+    def ends(*_: Any) -> None:
+        """The same signal reaches the front, which ends first and says so; this is for when it cannot."""
+        timer = threading.Timer(_GRACE, lambda: os._exit(0))
+        timer.daemon = True
+        timer.start()
 
-    service.status = "compiling"
-    engine.compile_all(progress, workers=min(8, os.cpu_count() or 1))
-    engine.warm()
-    say(f"scratch memory of programs: at most {max(engine.memory().values()) / 2**20:.0f} MiB")
-    loop = EngineLoop(engine, service.metrics, asked.max_queue)
-    loop.start()
-    service.loop = loop
-    say(f"warm after {time.monotonic() - begun:.1f} s")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ends)
+    fleet.take_roles(engines, _lost)
+    return 0 if fleet.attend(engines) else _lost()
 
 
-def weights(asked: argparse.Namespace, shape: ModelShape, options: Options, mesh: jax.sharding.Mesh | None) -> Any:
-    """From the folder, or random."""
-    dtype = compute_dtype(options)
-    if not asked.random:
-        return load_weights(Path(asked.model), shape, mesh=mesh, rules=SERVE_RULES, dtype=dtype)
-    like = decoder.abstract(shape, dtype, mesh, SERVE_RULES)
-    places = jax.tree.map(lambda leaf: leaf.sharding, like) if mesh is not None else None
-    return jax.jit(lambda: decoder.init(shape, jax.random.key(0), dtype), out_shardings=places)()
+def _lost() -> NoReturn:
+    """A host is gone. A program over its devices never ends, and no thread that waits for it either: leave at once."""
+    print("Error: a host of this server is gone\n  start all of them again", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def options_of(asked: argparse.Namespace) -> Options:

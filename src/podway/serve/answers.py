@@ -13,7 +13,7 @@ from podway.errors import UserError
 from podway.serve.asked import Sampling
 from podway.serve.batcher import Request
 from podway.serve.grammar import Guide
-from podway.serve.loop import EngineLoop, Heard, TokenScore
+from podway.serve.loop import Heard, Loop, TokenScore
 from podway.serve.text import TextStream, Tokenizer
 
 
@@ -32,12 +32,14 @@ class Answer:
         self,
         index: int,
         request: Request,
-        engine: EngineLoop,
+        engine: Loop,
         stream: TextStream,
         sampling: Sampling,
         guide: Guide | None,
+        grammar: tuple[str, Any] | None = None,
     ) -> None:
         self.index, self.request, self.sampling, self.guide = index, request, sampling, guide
+        self.grammar = grammar  # of the guide, for a replica on another host
         self.prompt_scores: list[TokenScore] = []
         self.scores: list[TokenScore] = []
         self.cached = 0
@@ -134,6 +136,22 @@ def completion_logprobs(scores: list[TokenScore], most: int, tokenizer: Tokenize
         "top_logprobs": tops,
         "text_offset": offsets,
     }
+
+
+def prompt_logprobs(scores: list[TokenScore], most: int, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
+    """For each token of a prompt but the first: how likely it was, and the likeliest in its place, by token id."""
+
+    def one(id: int, logprob: float) -> dict[str, Any]:
+        return {"logprob": logprob, "decoded_token": tokenizer.token(id)}
+
+    found: list[dict[str, Any] | None] = []
+    for score in scores:
+        if score.logprob is None:
+            found.append(None)
+        else:
+            best = {str(id): one(id, logprob) for id, logprob in score.top[:most]}
+            found.append({str(score.token): one(score.token, score.logprob), **best})
+    return found
 
 
 def chat_logprobs(scores: list[TokenScore], most: int, tokenizer: Tokenizer) -> dict[str, Any]:

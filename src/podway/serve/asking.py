@@ -15,7 +15,7 @@ from podway.serve.answers import Answer
 from podway.serve.asked import MOST_ALTERNATIVES, STOP_IDS, Sampling
 from podway.serve.batcher import Request
 from podway.serve.grammar import Grammars
-from podway.serve.loop import EngineLoop
+from podway.serve.loop import Loop
 from podway.serve.metrics import Metrics
 from podway.serve.openai import (
     ChatBody,
@@ -35,23 +35,31 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class Service:
-    """The model that is served. `loop` is there once it is warm."""
+    """The model that is served. There are `loops`, one for each replica, once it is warm."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, max_len: int, metrics: Metrics) -> None:
-        self.name, self.tokenizer, self.max_len, self.metrics = name, tokenizer, max_len, metrics
+    def __init__(self, name: str, tokenizer: Tokenizer, max_len: int) -> None:
+        self.name, self.tokenizer, self.max_len = name, tokenizer, max_len
         self.grammars = Grammars(tokenizer)
         self.created = int(time.time())
-        self.loop: EngineLoop | None = None
+        self.loops: list[Loop] = []
         self.status = "starting"
+        self._turn = 0
 
     @property
     def ready(self) -> bool:
-        return self.loop is not None and self.loop.failure is None
+        return bool(self.loops) and all(loop.failure is None for loop in self.loops)
 
-    def engine(self) -> EngineLoop:
-        if self.loop is None:
+    def metrics(self) -> Metrics:
+        """Of all replicas together."""
+        return Metrics.sum([loop.metrics for loop in self.loops])
+
+    def engine(self) -> Loop:
+        """The replica that has the least to do; of equals, the next in turn. One that failed is asked last, and says so."""
+        if not self.loops:
             raise Refused(f"the model is not ready: {self.status}", status=503)
-        return self.loop
+        self._turn += 1
+        in_turn = [self.loops[(self._turn + at) % len(self.loops)] for at in range(len(self.loops))]
+        return min(in_turn, key=lambda loop: (loop.failure is not None, loop.load))
 
     def card(self) -> dict[str, Any]:
         """What /v1/models says of it."""
@@ -86,6 +94,7 @@ class Asked:
         self.answers: list[Answer] = []
         self.prompt_tokens = 0
         self.logprobs: int | None = None
+        self.prompt_logprobs: int | None = None
         self.echo = False
         self.prompt_texts: list[str] = []
         self.tools: list[dict[str, Any]] = []
@@ -130,7 +139,7 @@ class Asked:
                 keep_stop=bool(body.include_stop_str_in_output),
             )  # fmt: skip
             from_seed = sampling if choice == 0 else _reseeded(sampling, choice)
-            self.answers.append(Answer(len(self.answers), request, engine, stream, from_seed, guide))
+            self.answers.append(Answer(len(self.answers), request, engine, stream, from_seed, guide, grammar))
 
 
 def _reseeded(sampling: Sampling, choice: int) -> Sampling:
@@ -146,7 +155,9 @@ def ask_completion(service: Service, body: CompletionBody) -> Asked:
     between(body.prompt_logprobs, 0, MOST_ALTERNATIVES, "prompt_logprobs")
     between(body.max_tokens, 0, 1 << 30, "max_tokens")
     asked = Asked(service, body, "cmpl")
-    asked.logprobs, asked.echo = body.logprobs, bool(body.echo)
+    asked.logprobs, asked.echo, asked.prompt_logprobs = body.logprobs, bool(body.echo), body.prompt_logprobs
+    if asked.stream and asked.prompt_logprobs is not None:
+        raise Refused("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     prompts = _prompts(service, body)
     if len(prompts) * asked.n > MOST_PROMPTS:
         raise Refused(
@@ -158,7 +169,7 @@ def ask_completion(service: Service, body: CompletionBody) -> Asked:
         raise Refused("max_tokens is 0: nothing to do without echo", param="max_tokens")
     for ids, text in prompts:
         asked.prompt_texts.append(text if text is not None else service.tokenizer.decode(ids) if asked.echo else "")
-        scoring = asked.echo and asked.logprobs is not None
+        scoring = (asked.echo and asked.logprobs is not None) or asked.prompt_logprobs is not None
         asked.add(service, body, ids, max_tokens, grammar, scoring)
     return asked
 
@@ -199,7 +210,7 @@ def ask_chat(service: Service, body: ChatBody) -> Asked:
     more.setdefault("add_generation_prompt", body.add_generation_prompt is not False and not goes_on)
     if asked.tools:
         more["tools"] = asked.tools
-    messages = _messages(body)
+    messages = checked_messages(body.messages)
     try:
         text = service.tokenizer.render(messages, **more)
     except TypeError:
@@ -212,11 +223,11 @@ def ask_chat(service: Service, body: ChatBody) -> Asked:
     return asked
 
 
-def _messages(body: ChatBody) -> list[dict[str, Any]]:
+def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages as templates expect them: text in one string, arguments of calls as objects."""
-    if not body.messages:
+    if not messages:
         raise Refused("messages is empty", param="messages")
-    return [_message(message, number) for number, message in enumerate(body.messages)]
+    return [_message(message, number) for number, message in enumerate(messages)]
 
 
 def _message(message: dict[str, Any], number: int) -> dict[str, Any]:

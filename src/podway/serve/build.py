@@ -4,8 +4,13 @@
 2. `budget` counts bytes on one device: weights, cache, state of the slots, and scratch of the programs. Without `--pages`
    the cache takes what the rest leaves of `memory_fraction` of the device.
 3. `build` lays the weights out for serving and makes the engine.
+
+A tensor group larger than the number of key/value heads has each of them on several chips. `spread` makes that a property of
+the model: its key and value matrices are repeated head by head, so that they divide over the group, each chip holds (and
+computes, and caches) only what its own queries read, and nothing after it knows of the case.
 """
 
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,13 +21,15 @@ import msgspec
 from podway.errors import UserError
 from podway.model.attention import Kernel
 from podway.model.decoder import Compute, Tree
-from podway.model.layout import SERVE_RULES, MeshShape, bytes_per_chip
+from podway.model.layout import SERVE_RULES, MeshShape, bytes_per_chip, kv_repeats, shard_shape
+from podway.model.mesh import named_sharding
+from podway.model.params import params
 from podway.model.shape import ModelShape
 from podway.serve import cache as pages
 from podway.serve.batcher import Limits
 from podway.serve.cache import Backend, KvDtype, Plan
 from podway.serve.engine import Engine
-from podway.serve.programs import cache_heads
+from podway.serve.fused import fuse, unstack
 from podway.serve.quantized import quantizable, quantize, quantized_compute
 
 GIB = 1 << 30
@@ -82,8 +89,8 @@ def limits_for(shape: ModelShape, options: Options, backend: Backend, page_count
             f"ask for at least one sequence, 2 tokens, and {block} prompt tokens in a step",
         )
     blocks = tuple(sorted({max(1, most // block // part) for part in (8, 2, 1)}))
-    # One row alone is slower than 32 on an H200 (8.1 ms a step against 6.6): its matrix products take another path.
-    sizes = (32, 64, 128, 256) if backend == "nvidia" else (1, 8, 32, 64, 128, 256)
+    # Tiles of the matrix units have 16 rows on NVIDIA and 8 on TPUs: what is less costs as much, but for one row.
+    sizes = (1, 16, 32, 64, 128, 256) if backend == "nvidia" else (1, 8, 32, 64, 128, 256)
     rows = tuple(sorted({min(slots, size) for size in sizes} | {slots}))
     page = options.page or (16 if small else 64)
     return Limits(
@@ -102,12 +109,13 @@ def compute_dtype(options: Options) -> Any:
 
 def budget(shape: ModelShape, options: Options, mesh: MeshShape, device_bytes: int) -> tuple[Budget, int]:
     """What goes where on one device, and how many pages the cache gets."""
+    shape = spread(shape, mesh.tensor)
     backend = options.backend or pages.default_backend()
     limits = limits_for(shape, options, backend, 2)
     dtype = compute_dtype(options)
     weights = bytes_per_chip(shape, mesh, SERVE_RULES, dtype.itemsize)
     if options.quantize == "int8":
-        shrunk = sum(prod(p.dims) for p in quantizable(shape)) // mesh.tensor
+        shrunk = sum(prod(shard_shape(p, mesh, SERVE_RULES)) for p in quantizable(shape))
         weights -= shrunk * (dtype.itemsize - 1)
     slots = (limits.slots + 1) * (4 * shape.vocab // mesh.tensor + 4 * limits.max_len + 4096)
     # Logits of all rows and a step's activations, in float32, a few copies of each: found enough on the CPU and the H200.
@@ -137,11 +145,12 @@ def budget(shape: ModelShape, options: Options, mesh: MeshShape, device_bytes: i
 
 
 def plan_for(shape: ModelShape, options: Options, mesh: MeshShape, limits: Limits) -> Plan:
-    """The layout of the cache."""
+    """The layout of the cache of a model that was spread over the mesh."""
     backend = options.backend or pages.default_backend()
     dtype = pages.stored_dtype(options.kv, compute_dtype(options), backend)
-    heads = cache_heads(shape, mesh.tensor)
-    return Plan(backend, shape.layers, limits.pages, limits.page, heads, shape.d_head, dtype, options.interpret)
+    return Plan(
+        backend, shape.layers, limits.pages, limits.page, shape.kv_heads, shape.d_head, dtype, options.interpret
+    )
 
 
 def device_bytes() -> int:
@@ -155,27 +164,46 @@ def build(
 ) -> Engine:
     """The engine, with nothing compiled yet."""
     backend = options.backend or pages.default_backend()
-    limits = limits_for(shape, options, backend, page_count)
     sizes = MeshShape(tensor=mesh.shape["tensor"]) if mesh is not None else MeshShape()
-    kernel: Kernel = "reference"  # of whole sequences: never called here
-    compute = Compute(dtype=compute_dtype(options), rules=SERVE_RULES, kernel=kernel)
+    tree, shape = spread_weights(tree, shape, mesh), spread(shape, sizes.tensor)
+    limits = limits_for(shape, options, backend, page_count)
+    compute = compute_for(options)
     if options.quantize == "int8":
-        tree, compute = quantize(tree, shape), quantized_compute(compute)
-    elif options.quantize != "none":
-        raise UserError(f"unknown quantization {options.quantize!r}", "use none or int8")
+        tree = quantize(tree, shape)
     unroll = options.unroll if options.unroll is not None else backend == "nvidia"
     if unroll:
         tree = unstack(tree, shape.layers)
+    if unroll and mesh is None:  # over a mesh each matrix is split by itself
+        tree = fuse(tree)
     return Engine(shape, tree, limits, compute=compute, plan=plan_for(shape, options, sizes, limits), mesh=mesh)
 
 
-def unstack(tree: Tree, layers: int) -> Tree:
-    """The layers as a list, one array at a time: a second copy of all weights would not fit."""
-    stacked = dict(tree["layers"])
-    single: list[dict[str, jax.Array]] = [{} for _ in range(layers)]
-    for name in list(stacked):
-        array = stacked.pop(name)
-        for number in range(layers):
-            single[number][name] = array[number]
-        array.delete()
-    return {**tree, "layers": single}
+def compute_for(options: Options) -> Compute:
+    """How the decoder computes for a server."""
+    kernel: Kernel = "reference"  # of whole sequences: never called here
+    compute = Compute(dtype=compute_dtype(options), rules=SERVE_RULES, kernel=kernel)
+    if options.quantize not in ("none", "int8"):
+        raise UserError(f"unknown quantization {options.quantize!r}", "use none or int8")
+    return quantized_compute(compute) if options.quantize == "int8" else compute
+
+
+def spread(shape: ModelShape, tensor: int) -> ModelShape:
+    """The model as a tensor group of this size serves it: with as many key/value heads as divide over it."""
+    repeats = kv_repeats(shape.heads, shape.kv_heads, tensor)
+    return msgspec.structs.replace(shape, kv_heads=shape.kv_heads * repeats)
+
+
+def spread_weights(tree: Tree, shape: ModelShape, mesh: jax.sharding.Mesh | None) -> Tree:
+    """The weights of `spread`: those of each key/value head as often as it is there, one array at a time."""
+    wide = spread(shape, mesh.shape["tensor"]) if mesh is not None else shape
+    if mesh is None or wide == shape:
+        return tree
+    layers = dict(tree["layers"])
+    for param in params(wide):
+        if "kv_heads" not in param.axes:
+            continue
+        name, axis = param.name.removeprefix("layers/"), param.axes.index("kv_heads")
+        place = named_sharding(mesh, param.axes, param.dims, SERVE_RULES)
+        repeat = partial(jnp.repeat, repeats=wide.kv_heads // shape.kv_heads, axis=axis)
+        layers[name] = jax.jit(repeat, out_shardings=place)(layers[name])
+    return {**tree, "layers": layers}

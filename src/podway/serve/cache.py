@@ -13,7 +13,8 @@ A row that generates is a block of one query; a piece of a prompt is blocks of `
 sees keys that nobody wrote, and its results are not used.
 
   reference  plain jnp over gathered pages: CPU, and what the kernels are held to
-  nvidia     a Pallas kernel (`cache_nvidia.py`); pools (G, L * pages, page, K)
+  nvidia     a Pallas kernel (`cache_nvidia.py`), and another for steps without prompts, which writes too
+             (`decode_nvidia.py`); pools (G, L * pages, page, K)
   tpu        jax's ragged paged attention (`cache_tpu.py`); one pool (L * pages, page, 2 G, K), keys and values in turn
 
 Keys and values may be stored in int8, each with a scale for every token and head, or in float8 without one.
@@ -27,7 +28,7 @@ import jax.numpy as jnp
 
 from podway.errors import UserError
 from podway.model.attention import Pattern
-from podway.serve import cache_nvidia, cache_tpu
+from podway.serve import cache_nvidia, cache_tpu, decode_nvidia
 
 Backend = Literal["reference", "nvidia", "tpu"]
 KvDtype = Literal["auto", "int8", "fp8"]
@@ -151,6 +152,31 @@ def attend(
     if plan.backend == "nvidia":
         return cache_nvidia.attend(cache, q_NQHK, tables, start_N, window, pattern, plan.interpret)
     return _reference(cache, q_NQHK, tables, start_N, window, pattern)
+
+
+def write_and_attend(
+    plan: Plan,
+    cache: Cache,
+    layer: jax.Array,
+    q_NHK: jax.Array,
+    k_NGK: jax.Array,
+    v_NGK: jax.Array,
+    cells_N: jax.Array,
+    tables_NP: jax.Array,
+    at_N: jax.Array,
+    pattern: Pattern,
+    windowed: jax.Array,
+) -> tuple[jax.Array, Cache]:
+    """`write` and `attend` for a step of rows that generate, one query each."""
+    if plan.backend == "nvidia" and cache.k_scale is None:
+        window = jnp.where(windowed, pattern.window or NO_WINDOW, NO_WINDOW).astype(jnp.int32)
+        first = jnp.asarray(layer * plan.pages, jnp.int32)
+        out, k, v = decode_nvidia.attend(
+            cache, q_NHK, k_NGK, v_NGK, cells_N >= 0, tables_NP, first, at_N, window, pattern, plan.interpret
+        )
+        return out, Cache(k, v, None, None)
+    cache = write(plan, cache, layer, k_NGK, v_NGK, cells_N)
+    return attend(plan, cache, layer, q_NHK[:, None], tables_NP, at_N, pattern, windowed)[:, 0], cache
 
 
 def _reference(

@@ -4,7 +4,7 @@ What a request has on the device lies in its slot: its tokens, how many there ar
 step needs from the host only which slots take part and where their pages are; the token that one step chose is there for
 the next without a round trip.
 
-The programs are in `programs.py`. There is one for every bucket of `Limits`, compiled ahead of time
+The programs are in `programs.py`. There is one for every bucket of `Limits` (on NVIDIA two), compiled ahead of time
 (`compile_all`). `dispatch` returns at once with a `Flight`, whose tokens are copied to the host while the next step is
 planned.
 """
@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
@@ -28,9 +27,9 @@ from podway.serve import cache as pages
 from podway.serve.asked import Sampling
 from podway.serve.batcher import Limits, Request, Row, Step
 from podway.serve.cache import Plan
-from podway.serve.knobs import Seats, empty_seats, fill_seats
+from podway.serve.knobs import empty_seats, fill_seats, is_plain, pack, unpack
 from podway.serve.pages import TRASH
-from podway.serve.programs import Scores, State, decode, empty_state, mixed, seat
+from podway.serve.programs import Scores, State, decode, empty_state, mixed, plain_decode, plain_mixed, seat
 from podway.serve.sampling import Sampled
 
 SEATS = 8  # requests that one call of `seat` fills in
@@ -41,10 +40,11 @@ class Prepared(NamedTuple):
     """A step in arrays of the host."""
 
     step: Step
-    seats: list[Seats]
+    seats: list[Ints]  # as `knobs.pack` makes them
     small: list[Ints]
     mask: npt.NDArray[np.uint32] | None
     last: np.generic
+    plain: bool  # every row wants the most likely token and nothing else
 
 
 class Flight:
@@ -96,12 +96,17 @@ class Engine:
         self._tree = tree
         self._compute = compute
         self._programs: dict[tuple[int, int], Any] = {}
+        self._plain_programs: dict[tuple[int, int], Any] = {}
+        self._plain_slot = np.ones(limits.slots + 1, np.bool_)
         self._seat: Any = None
         self._table = np.zeros((limits.slots + 1, limits.table_width), np.int32)
         words = -(-shape.vocab // 32)
         self._no_mask = {
             r: self._put(np.full((r, words), 0xFFFFFFFF, np.uint32)) for r in {*limits.rows, *limits.mixed_rows}
         }
+        if mesh is None:
+            self._no_mask = jax.device_put(self._no_mask)
+        self.before_launch: Callable[[Prepared], None] | None = None  # other hosts of the mesh hear of a step here
         self._state = self._make_state()
 
     # --- memory
@@ -112,7 +117,11 @@ class Engine:
         return self._under_mesh(make)()  # type: ignore[no-any-return]
 
     def _put(self, array: Any) -> Any:
-        return jnp.asarray(array) if self.mesh is None else jax.device_put(array, _whole(self.mesh))
+        if self.mesh is None:  # programs take arrays of the host as they are: quicker than to put each one there
+            return array
+        if self.mesh.is_multi_process:  # device_put would compare the array with that of every other host
+            return jax.make_array_from_callback(np.shape(array), _whole(self.mesh), np.asarray(array).__getitem__)
+        return jax.device_put(array, _whole(self.mesh))
 
     def _under_mesh(self, f: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
@@ -127,8 +136,7 @@ class Engine:
 
     def programs(self) -> list[tuple[int, int]]:
         """(rows, blocks) of every program; no blocks: decode."""
-        mixed_sizes = [(rows, blocks) for rows in self.limits.mixed_rows for blocks in self.limits.blocks]
-        return [*((rows, 0) for rows in self.limits.rows), *mixed_sizes]
+        return programs_of(self.limits)
 
     def compile_all(
         self,
@@ -136,41 +144,41 @@ class Engine:
         workers: int = 2,
         wanted: list[tuple[int, int]] | None = None,
         compiler_options: dict[str, Any] | None = None,
+        twins: Sequence[bool] | None = None,
     ) -> None:
-        """Compile every program (or just these), so that no request ever waits for the compiler."""
+        """Compile every program (or just these) and its plain twin (or just one of the two), so that no request ever waits
+        for the compiler."""
         wanted = wanted or self.programs()
+        twins = twins or ((False, True) if has_twins(self.plan) else (False,))
+        jobs = [(rows, blocks, plain) for rows, blocks in wanted for plain in twins]
 
-        def one(key: tuple[int, int]) -> Any:
-            return self._under_mesh(self._lower)(*key).compile(compiler_options)
+        def one(job: tuple[int, int, bool]) -> Any:
+            return self._under_mesh(self._lower)(*job).compile(compiler_options)
 
         with ThreadPoolExecutor(workers) as pool:
-            for number, (key, program) in enumerate(zip(wanted, pool.map(one, wanted), strict=True), 1):
-                self._programs[key] = program
+            for number, (job, program) in enumerate(zip(jobs, pool.map(one, jobs), strict=True), 1):
+                rows, blocks, plain = job
+                (self._plain_programs if plain else self._programs)[rows, blocks] = program
                 if progress is not None:
-                    progress(f"{key[0]} rows" + (f" + {key[1] * self.limits.block} prompt tokens" if key[1] else ""),
-                             number, len(wanted))  # fmt: skip
-        self._seat = self._under_mesh(self._lower_seat)().compile(compiler_options)
+                    prompts = f" + {blocks * self.limits.block} prompt tokens" if blocks else ""
+                    progress(f"{rows} rows{prompts}{', plain' if plain else ''}", number, len(jobs))
+        lower = self._under_mesh(lower_seat)
+        self._seat = lower(self.shape, self.limits, self.plan, self.mesh).compile(compiler_options)
 
-    def _lower(self, rows: int, blocks: int) -> Any:
+    def _lower(self, rows: int, blocks: int, plain: bool) -> Any:
         tree = jax.tree.map(_abstract, self._tree)
-        return lower_step(self.shape, self.limits, self.plan, self._compute, tree, rows, blocks, self.mesh)
-
-    def _lower_seat(self) -> Any:
-        seats = jax.tree.map(lambda a: _like(a.shape, a.dtype, self.mesh), empty_seats(SEATS, self.limits))
-        like = state_like(self.shape, self.limits, self.plan, self.mesh)
-        jitted = jax.jit(seat, donate_argnums=0, out_shardings=_shardings(like))
-        return jitted.lower(like, seats)
+        return lower_step(self.shape, self.limits, self.plan, self._compute, tree, rows, blocks, self.mesh, plain)
 
     def warm(self) -> None:
         """Run every program once, plain and with every knob turned, so that the first client does not wait for their loading.
 
         The request that does it writes to the page of padding."""
         everything = Sampling(temperature=1.0, top_k=5, top_p=0.9, presence=0.1, logprobs=True, logit_bias=((0, 0.1),))
-        for sampling in (Sampling(), everything):
+        for sampling, programs in ((Sampling(), self._plain_programs or self._programs), (everything, self._programs)):
             request = Request("warm", [1], self.limits.max_len - 1, owner=sampling)
             request.slot, request.pages = 0, [TRASH]
             seats = [request]
-            for rows, blocks in self._programs:
+            for rows, blocks in programs:
                 row = [Row(request, 0, -1)]
                 step = Step(seats=seats, rows=row, pieces=[], steps=1, row_bucket=rows, block_bucket=blocks)
                 self.dispatch(step).tokens()
@@ -178,7 +186,8 @@ class Engine:
 
     def memory(self) -> dict[tuple[int, int], int]:
         """Bytes of scratch memory of each compiled program on one device."""
-        return {key: int(p.memory_analysis().temp_size_in_bytes) for key, p in self._programs.items()}
+        both = (*self._plain_programs.items(), *self._programs.items())
+        return {key: int(p.memory_analysis().temp_size_in_bytes) for key, p in both}
 
     # --- running
 
@@ -191,6 +200,8 @@ class Engine:
 
         `masks` has the words of the grammar for rows that have one."""
         groups = [step.seats[begin : begin + SEATS] for begin in range(0, len(step.seats), SEATS)]
+        for request in step.seats:
+            self._plain_slot[request.slot] = is_plain(request)
         rows, blocks = self._describe(step)
         words = None
         if masks:
@@ -198,19 +209,28 @@ class Engine:
             for row, allowed in masks.items():
                 words[row] = allowed
         scoring = any(piece.request.scores_prompt for piece in step.pieces)
+        plain = not masks and not scoring and bool(self._plain_slot[[row.slot for row in step.rows]].all())
+        plain = plain and (step.row_bucket, step.block_bucket) in self._plain_programs
         last = np.int32(step.steps) if blocks is None else np.bool_(scoring)
-        seats = [fill_seats(group, SEATS, self.limits) for group in groups]
-        return Prepared(step, seats, [x for x in (rows, blocks) if x is not None] + [self._table.copy()], words, last)
+        seats = [pack(fill_seats(group, SEATS, self.limits)) for group in groups]
+        small = [x for x in (rows, blocks) if x is not None] + [self._table.copy()]
+        return Prepared(step, seats, small, words, last, plain)
 
     def launch(self, prepared: Prepared) -> Flight:
         """Give it to the device. On some devices this returns only when the step is nearly done."""
+        if self.before_launch is not None:
+            self.before_launch(prepared)
         step = prepared.step
         for seats in prepared.seats:
-            self._state = self._seat(self._state, jax.tree.map(self._put, seats))
-        mask = self._no_mask[step.row_bucket] if prepared.mask is None else self._put(prepared.mask)
-        program = self._programs[step.row_bucket, step.block_bucket]
+            self._state = self._seat(self._state, self._put(seats))
+        key = step.row_bucket, step.block_bucket
         small = [self._put(x) for x in prepared.small]
-        self._state, sampled, scores = program(self._tree, self._state, *small, mask, self._put(prepared.last))
+        if not prepared.plain:
+            small.append(self._no_mask[step.row_bucket] if prepared.mask is None else self._put(prepared.mask))
+        if not prepared.plain or not step.block_bucket:
+            small.append(self._put(prepared.last))
+        program = (self._plain_programs if prepared.plain else self._programs)[key]
+        self._state, sampled, scores = program(self._tree, self._state, *small)
         return Flight(step, sampled, scores)
 
     def _describe(self, step: Step) -> tuple[Ints, Ints | None]:
@@ -270,6 +290,29 @@ def state_like(shape: ModelShape, limits: Limits, plan: Plan, mesh: jax.sharding
     return rest._replace(cache=pages.by_head(plan, like.cache, place), counts_ZV=counts)
 
 
+def programs_of(limits: Limits) -> list[tuple[int, int]]:
+    """(rows, blocks) of every program of a step; no blocks: decode."""
+    mixed_sizes = [(rows, blocks) for rows in limits.mixed_rows for blocks in limits.blocks]
+    return [*((rows, 0) for rows in limits.rows), *mixed_sizes]
+
+
+def lower_seat(shape: ModelShape, limits: Limits, plan: Plan, mesh: jax.sharding.Mesh | None = None) -> Any:
+    """The program that fills slots, ready to be compiled. Call under the mesh."""
+    empty = empty_seats(SEATS, limits)
+    like = state_like(shape, limits, plan, mesh)
+
+    def fill(state: State, packed: jax.Array) -> State:
+        return seat(state, unpack(packed, empty))
+
+    jitted = jax.jit(fill, donate_argnums=0, out_shardings=_shardings(like))
+    return jitted.lower(like, _like(pack(empty).shape, np.int32, mesh))
+
+
+def has_twins(plan: Plan) -> bool:
+    """Whether conditions cost so much that steps without any have programs of their own (`programs.py`)."""
+    return plan.backend == "nvidia"
+
+
 def lower_step(
     shape: ModelShape,
     limits: Limits,
@@ -279,6 +322,7 @@ def lower_step(
     rows: int,
     blocks: int,
     mesh: jax.sharding.Mesh | None = None,
+    plain: bool = False,
 ) -> Any:
     """The program of a step, ready to be compiled; `tree` may be abstract, so no device is needed. Call under the mesh."""
     state = state_like(shape, limits, plan, mesh)
@@ -286,8 +330,11 @@ def lower_step(
     if blocks:
         small.append(_like((3, blocks), np.int32, mesh))
     small.append(_like((limits.slots + 1, limits.table_width), np.int32, mesh))
-    small.append(_like((rows, -(-shape.vocab // 32)), np.uint32, mesh))
-    small.append(_like((), np.bool_ if blocks else np.int32, mesh))
-    step = partial(mixed if blocks else decode, shape, limits, plan, compute)
+    if not plain:
+        small.append(_like((rows, -(-shape.vocab // 32)), np.uint32, mesh))
+        small += [_like((), np.bool_, mesh)] if blocks else []
+    small += [] if blocks else [_like((), np.int32, mesh)]
+    which = (plain_mixed if blocks else plain_decode) if plain else (mixed if blocks else decode)
+    step = partial(which, shape, limits, plan, compute)
     out = None if mesh is None else (_shardings(state), _whole(mesh), _whole(mesh))
     return jax.jit(step, donate_argnums=1, out_shardings=out).lower(tree, state, *small)

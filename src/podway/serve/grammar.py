@@ -66,7 +66,8 @@ class Grammars:
                 grammar = LLMatcher.grammar_from_lark(f"start: {options}")
             else:
                 grammar = LLMatcher.grammar_from_lark(str(value))
-            matcher = LLMatcher(inner, grammar)
+            # Silent: where what else was asked leaves no token (min_tokens past the grammar's end), it would write to stderr.
+            matcher = LLMatcher(inner, grammar, log_level=0)
         except ValueError as error:
             raise UserError(f"the {kind} cannot be followed: {error}", "change it") from None
         if matcher.is_error():

@@ -22,8 +22,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from podway import __version__
 from podway.errors import UserError
-from podway.serve.answers import Answer, Delta, chat_logprobs, completion_logprobs, gather, usage
-from podway.serve.asking import Asked, Service, ask_chat, ask_completion
+from podway.serve.answers import (
+    Answer,
+    Delta,
+    chat_logprobs,
+    completion_logprobs,
+    gather,
+    prompt_logprobs,
+    usage,
+)
+from podway.serve.asking import Asked, Service, ask_chat, ask_completion, checked_messages
 from podway.serve.openai import ChatBody, CompletionBody, DetokenizeBody, Refused, TokenizeBody, error_body, read
 from podway.serve.openapi import document
 from podway.serve.tools import calls_in, may_be_call
@@ -136,7 +144,8 @@ def _tokenize(service: Service) -> Handler:
         body: TokenizeBody = read(await _body(request), TokenizeBody)
         if body.messages is not None:
             prompt = body.add_generation_prompt is not False
-            text, special = service.tokenizer.render(body.messages, add_generation_prompt=prompt), False
+            messages = checked_messages(body.messages)
+            text, special = service.tokenizer.render(messages, add_generation_prompt=prompt), False
         elif body.prompt is not None:
             text, special = body.prompt, body.add_special_tokens is not False
         else:
@@ -175,7 +184,7 @@ def _health(service: Service) -> Handler:
 
 def _metrics(service: Service) -> Handler:
     async def metrics(request: Request) -> Response:
-        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(service.metrics().text(), media_type="text/plain; version=0.0.4")
 
     return metrics
 
@@ -316,7 +325,10 @@ def _completion_choice(service: Service, asked: Asked, answer: Answer) -> dict[s
     logprobs = None
     if asked.logprobs is not None:
         logprobs = completion_logprobs(scores, asked.logprobs, service.tokenizer, 0)
-    return {"index": answer.index, "text": prompt + answer.text, "logprobs": logprobs, "finish_reason": answer.finish}
+    choice = {"index": answer.index, "text": prompt + answer.text, "logprobs": logprobs, "finish_reason": answer.finish}
+    if asked.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(answer.prompt_scores, asked.prompt_logprobs, service.tokenizer)
+    return choice
 
 
 def _completion_whole(service: Service, asked: Asked) -> dict[str, Any]:

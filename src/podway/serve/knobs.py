@@ -1,8 +1,15 @@
-"""The knobs of requests as arrays on their way to the device."""
+"""The knobs of requests as arrays on their way to the device.
+
+`fill_seats` makes arrays of them; `pack` puts these into one array, since each array is a transfer of its own, and `unpack`
+takes them apart again on the device.
+"""
 
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from podway.serve.asked import BIASES, STOP_IDS, Sampling
 from podway.serve.batcher import Limits, Request
@@ -38,8 +45,7 @@ def fill_seats(requests: list[Request], count: int, limits: Limits) -> Seats:
     seats = empty_seats(count, limits)
     knobs: Any = seats.knobs
     for at, request in enumerate(requests):
-        owner = request.owner
-        s: Sampling = owner if isinstance(owner, Sampling) else getattr(owner, "sampling", Sampling())
+        s = _sampling(request)
         seats.slot[at] = request.slot
         seats.tokens[at, : len(request.tokens)] = request.tokens
         seats.length[at] = len(request.tokens)
@@ -53,3 +59,36 @@ def fill_seats(requests: list[Request], count: int, limits: Limits) -> Seats:
         for place, (token, value) in enumerate(s.logit_bias[:BIASES]):
             knobs.bias_ids_ZC[at, place], knobs.bias_ZC[at, place] = token, value
     return seats
+
+
+def _sampling(request: Request) -> Sampling:
+    owner = request.owner
+    found: Sampling = owner if isinstance(owner, Sampling) else getattr(owner, "sampling", Sampling())
+    return found
+
+
+def is_plain(request: Request) -> bool:
+    """Whether it wants the most likely token each time, and nothing else."""
+    s = _sampling(request)
+    knobs = (s.temperature > 0, s.presence, s.frequency, s.repetition != 1, s.logit_bias, s.logprobs)
+    return not (any(knobs) or request.min_tokens)
+
+
+def pack(seats: Seats) -> npt.NDArray[np.int32]:
+    """All of it in one array, a row for each seat."""
+    count = len(seats.slot)
+    leaves = [leaf.astype(np.int32) if leaf.dtype.itemsize == 1 else leaf for leaf in jax.tree.leaves(seats)]
+    return np.concatenate([leaf.reshape(count, -1).view(np.int32) for leaf in leaves], axis=1)
+
+
+def unpack(packed: jax.Array, like: Seats) -> Seats:
+    """The reverse, on the device; `like` has the shapes and dtypes."""
+    leaves, form = jax.tree.flatten(like)
+    found, begin = [], 0
+    for leaf in leaves:
+        width = leaf.size // leaf.shape[0]
+        part = packed[:, begin : begin + width].reshape(leaf.shape)
+        exact = leaf.dtype.itemsize == 1
+        found.append(part.astype(leaf.dtype) if exact else jax.lax.bitcast_convert_type(part, jnp.dtype(leaf.dtype)))
+        begin += width
+    return jax.tree.unflatten(form, found)  # type: ignore[no-any-return]

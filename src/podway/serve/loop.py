@@ -62,6 +62,23 @@ class Listener(Protocol):
         """Called from the loop's thread."""
 
 
+class Loop(Protocol):
+    """A replica, as those see it who ask: `EngineLoop`, or one on another host (`remote.py`)."""
+
+    metrics: Metrics
+    failure: BaseException | None
+
+    @property
+    def load(self) -> int:
+        """Requests that are not answered yet."""
+
+    def submit(self, request: Request) -> None: ...
+
+    def cancel(self, request: Request) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class EngineLoop:
     """Owns the engine and the batcher; everything else talks to it through `submit` and `cancel`."""
 
@@ -88,6 +105,11 @@ class EngineLoop:
         self._asked.put(None)
         self._thread.join(timeout=30)
         self._launcher.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def load(self) -> int:
+        """Requests that are not answered yet."""
+        return self._waiting + len(self.batcher.running)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Refused at once: what can never run, and what finds the queue full."""

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Sequence
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -21,6 +22,10 @@ class Number:
 
     def value(self, **labels: str) -> float:
         return self._values.get(tuple(labels.items()), 0.0)
+
+    def add(self, other: "Number") -> None:
+        for labels, value in list(other._values.items()):
+            self._values[labels] += value
 
     def lines(self) -> list[str]:
         out = []
@@ -43,6 +48,10 @@ class Histogram:
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self.bounds, value)] += 1
         self._sum += value
+
+    def add(self, other: "Histogram") -> None:
+        self._counts = [mine + theirs for mine, theirs in zip(self._counts, other._counts, strict=True)]
+        self._sum += other._sum
 
     def lines(self) -> list[str]:
         out, below = [], 0
@@ -68,6 +77,15 @@ class Metrics:
         self.queue_seconds = Histogram("podway_queue_seconds", "from arrival to a slot")
         self.first_token_seconds = Histogram("podway_time_to_first_token_seconds", "from arrival to the first token")
         self.request_seconds = Histogram("podway_request_seconds", "from arrival to the end")
+
+    @staticmethod
+    def sum(parts: Sequence["Metrics"]) -> "Metrics":
+        """Of several replicas together."""
+        whole = Metrics()
+        for part in parts:
+            for name, one in vars(whole).items():
+                one.add(getattr(part, name))
+        return whole
 
     def text(self) -> str:
         """The page that Prometheus reads."""

@@ -17,7 +17,8 @@ def parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
     add("--name", help="what clients call the model (default: the folder's name)")
     add("--api-key-file", type=Path, help="a file with an API key on each line; without it everyone may ask")
-    add("--tp", type=int, default=1, help="devices that the model is split over (default: 1)")
+    add("--tp", type=int, default=1, help="devices that one copy of the model is split over (default: 1)")
+    add("--replicas", type=int, default=1, help="copies of the model, each on its own devices (default: 1)")
     add("--max-len", type=int, help="tokens of prompt and answer together")
     add("--max-seqs", type=int, help="requests that run at once")
     add("--max-queue", type=int, default=1024, help="requests that may wait; more are refused with 429 (default: 1024)")
@@ -43,7 +44,7 @@ def check(asked: argparse.Namespace) -> None:
             f"{asked.model} is no folder",
             "give a folder with config.json and safetensors, or add --random to a known name",
         )
-    for name in ("tp", "max_queue", "decode_steps"):
+    for name in ("tp", "replicas", "max_queue", "decode_steps"):
         if getattr(asked, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(asked, name)}", "it must be at least 1")
     if not 0 <= asked.port < 65536:

@@ -8,7 +8,9 @@ D d_model, V vocabulary, S positions, P pages in a table, U words of 32 bits ove
           token; so do prompts that end here
   decode  up to `Limits.steps` steps of R rows in one dispatch; ends when all rows have
 
-Both steps run the same forward pass and choose tokens alike; they differ in which tokens go in.
+Both steps run the same forward pass and choose tokens alike; they differ in which tokens go in. Each has a plain twin for
+steps of which every row wants just the most likely token. On NVIDIA the host waits at every condition and every turn of a
+loop whose length it does not know (measured on an H200: 0.5 ms a token), so the twins have neither.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from jax.sharding import PartitionSpec
 from podway.model import decoder
 from podway.model.attention import pattern_of
 from podway.model.decoder import Compute, Layer, Tree
-from podway.model.layout import SERVE_RULES, kv_repeats
+from podway.model.layout import SERVE_RULES
 from podway.model.mesh import constrain, context_spec, per_chip
 from podway.model.shape import ModelShape
 from podway.serve import cache as pages
@@ -47,11 +49,6 @@ class Scores(NamedTuple):
     logprob_NQ: jax.Array
     top_ids_NQJ: jax.Array
     top_logprobs_NQJ: jax.Array
-
-
-def cache_heads(shape: ModelShape, tensor: int) -> int:
-    """Key/value heads in the cache: each chip of a tensor group has those of its own queries."""
-    return shape.kv_heads * kv_repeats(shape.heads, shape.kv_heads, tensor)
 
 
 def empty_state(shape: ModelShape, limits: Limits, plan: Plan) -> State:
@@ -102,25 +99,69 @@ def mixed(
     scoring: jax.Array,
 ) -> tuple[State, Sampled, Scores]:
     """One token for each row, and the prompts' blocks."""
+    state, knobs, live_R, hidden_TD, logits_RV = _mixed_logits(
+        shape, limits, plan, compute, tree, state, rows, blocks, table_ZP
+    )
+    state, sampled = _choose(state, knobs, rows[0], live_R, logits_RV, mask_RU)
+    slot_N, start_N, count_N = blocks
+    at_NQ, real_NQ = _places(limits, start_N, count_N)
+    following_NQ = state.tokens_ZS[slot_N[:, None], jnp.where(real_NQ, at_NQ + 1, 0)]
+    scores = _score(tree, hidden_TD[rows.shape[1] :], following_NQ, shape, compute, scoring)
+    return state, jax.tree.map(lambda x: x[None], sampled), scores
+
+
+def plain_mixed(
+    shape: ModelShape,
+    limits: Limits,
+    plan: Plan,
+    compute: Compute,
+    tree: Tree,
+    state: State,
+    rows: jax.Array,
+    blocks: jax.Array,
+    table_ZP: jax.Array,
+) -> tuple[State, Sampled, None]:
+    """The same for rows that want the most likely token and prompts that want no scores."""
+    state, knobs, live_R, _, logits_RV = _mixed_logits(
+        shape, limits, plan, compute, tree, state, rows, blocks, table_ZP
+    )
+    state, token_R = _take(state, knobs, rows[0], live_R, _most_likely(logits_RV))
+    sampled = nothing_sampled(rows.shape[1])._replace(token=token_R)
+    return state, jax.tree.map(lambda x: x[None], sampled), None
+
+
+def _places(limits: Limits, start_N: jax.Array, count_N: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Where the tokens of the blocks stand in their prompts (0 for padding), and which are real."""
+    within = jnp.arange(limits.block)
+    real_NQ = within[None, :] < count_N[:, None]
+    return jnp.where(real_NQ, start_N[:, None] + within, 0), real_NQ
+
+
+def _mixed_logits(
+    shape: ModelShape,
+    limits: Limits,
+    plan: Plan,
+    compute: Compute,
+    tree: Tree,
+    state: State,
+    rows: jax.Array,
+    blocks: jax.Array,
+    table_ZP: jax.Array,
+) -> tuple[State, Knobs, jax.Array, jax.Array, jax.Array]:
+    """The step's tokens through the model: (state, knobs of the rows, which rows are live, hidden, logits of the rows)."""
     slot_R, index_R, own_R = rows
     slot_N, start_N, count_N = blocks
-    knobs = jax.tree.map(lambda a: a[slot_R], state.knobs)
-    live_R = ~state.done_Z[slot_R] & (state.length_Z[slot_R] < knobs.limit)
+    knobs = _knobs_of(state, slot_R)
+    live_R = _live(state, knobs, slot_R)
     at_R = state.length_Z[slot_R] - 1
-    within = jnp.arange(limits.block)
-    at_NQ = start_N[:, None] + within
-    real_NQ = within[None, :] < count_N[:, None]
-    at_NQ = jnp.where(real_NQ, at_NQ, 0)
+    at_NQ, real_NQ = _places(limits, start_N, count_N)
     slot_T = jnp.concatenate([slot_R, jnp.repeat(slot_N, limits.block)])
     at_T = jnp.concatenate([at_R, at_NQ.reshape(-1)])
     real_T = jnp.concatenate([live_R & (own_R > 0), real_NQ.reshape(-1)])
     sections = [(table_ZP[slot_R], at_R, 1), (table_ZP[slot_N], start_N, limits.block)]
     hidden_TD, cache = _forward(shape, plan, compute, tree, state, slot_T, at_T, real_T, table_ZP, sections)
     logits_RV = decoder.logits(tree, hidden_TD[index_R], shape, compute)
-    state, sampled = _choose(state._replace(cache=cache), knobs, slot_R, live_R, logits_RV, mask_RU)
-    following_NQ = state.tokens_ZS[slot_N[:, None], jnp.where(real_NQ, at_NQ + 1, 0)]
-    scores = _score(tree, hidden_TD[slot_R.shape[0] :], following_NQ, shape, compute, scoring)
-    return state, jax.tree.map(lambda x: x[None], sampled), scores
+    return state._replace(cache=cache), knobs, live_R, hidden_TD, logits_RV
 
 
 def decode(
@@ -137,29 +178,77 @@ def decode(
 ) -> tuple[State, Sampled, None]:
     """`steps` tokens for each row, or fewer where it ends (-1 from there on)."""
     slot_R = rows[0]
-    tables_RP = table_ZP[slot_R]
-    knobs: Knobs = jax.tree.map(lambda a: a[slot_R], state.knobs)
-
-    def live(state: State) -> jax.Array:
-        open_R: jax.Array = ~state.done_Z[slot_R] & (state.length_Z[slot_R] < knobs.limit)
-        return open_R
+    knobs = _knobs_of(state, slot_R)
 
     def goes_on(loop: tuple[jax.Array, State, Sampled]) -> jax.Array:
         number, state, _ = loop
-        return (number < steps) & live(state).any()
+        return (number < steps) & _live(state, knobs, slot_R).any()
 
     def turn(loop: tuple[jax.Array, State, Sampled]) -> tuple[jax.Array, State, Sampled]:
         number, state, out = loop
-        live_R, at_R = live(state), state.length_Z[slot_R] - 1
-        section = [(tables_RP, at_R, 1)]
-        hidden_RD, cache = _forward(shape, plan, compute, tree, state, slot_R, at_R, live_R, table_ZP, section)
-        logits_RV = decoder.logits(tree, hidden_RD, shape, compute)
-        state, sampled = _choose(state._replace(cache=cache), knobs, slot_R, live_R, logits_RV, mask_RU)
+        live_R = _live(state, knobs, slot_R)
+        state, logits_RV = _decode_logits(shape, plan, compute, tree, state, slot_R, live_R, table_ZP)
+        state, sampled = _choose(state, knobs, slot_R, live_R, logits_RV, mask_RU)
         return number + 1, state, jax.tree.map(lambda all, one: all.at[number].set(one), out, sampled)
 
     out = jax.tree.map(lambda a: jnp.broadcast_to(a, (limits.steps, *a.shape)), nothing_sampled(slot_R.shape[0]))
     _, state, out = jax.lax.while_loop(goes_on, turn, (jnp.int32(0), state, out))
     return state, out, None
+
+
+def plain_decode(
+    shape: ModelShape,
+    limits: Limits,
+    plan: Plan,
+    compute: Compute,
+    tree: Tree,
+    state: State,
+    rows: jax.Array,
+    table_ZP: jax.Array,
+    steps: jax.Array,
+) -> tuple[State, Sampled, None]:
+    """The same for rows that want the most likely token. It always makes all turns: those past `steps` change nothing."""
+    slot_R = rows[0]
+    knobs = _knobs_of(state, slot_R)
+
+    def turn(number: jax.Array, loop: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
+        state, out = loop
+        live_R = _live(state, knobs, slot_R) & (number < steps)
+        state, logits_RV = _decode_logits(shape, plan, compute, tree, state, slot_R, live_R, table_ZP)
+        state, token_R = _take(state, knobs, slot_R, live_R, _most_likely(logits_RV))
+        return state, out.at[number].set(token_R)
+
+    nothing = jax.tree.map(lambda a: jnp.broadcast_to(a, (limits.steps, *a.shape)), nothing_sampled(slot_R.shape[0]))
+    state, tokens = jax.lax.fori_loop(0, limits.steps, turn, (state, nothing.token))
+    return state, nothing._replace(token=tokens), None
+
+
+def _knobs_of(state: State, slot_R: jax.Array) -> Knobs:
+    knobs: Knobs = jax.tree.map(lambda a: a[slot_R], state.knobs)
+    return knobs
+
+
+def _live(state: State, knobs: Knobs, slot_R: jax.Array) -> jax.Array:
+    """Which rows go on."""
+    open_R: jax.Array = ~state.done_Z[slot_R] & (state.length_Z[slot_R] < knobs.limit)
+    return open_R
+
+
+def _decode_logits(
+    shape: ModelShape,
+    plan: Plan,
+    compute: Compute,
+    tree: Tree,
+    state: State,
+    slot_R: jax.Array,
+    live_R: jax.Array,
+    table_ZP: jax.Array,
+) -> tuple[State, jax.Array]:
+    """The rows' last tokens through the model."""
+    at_R = state.length_Z[slot_R] - 1
+    section = [(table_ZP[slot_R], at_R, 1)]
+    hidden_RD, cache = _forward(shape, plan, compute, tree, state, slot_R, at_R, live_R, table_ZP, section)
+    return state._replace(cache=cache), decoder.logits(tree, hidden_RD, shape, compute)
 
 
 def _forward(
@@ -188,6 +277,10 @@ def _forward(
     ) -> tuple[jax.Array, Cache]:
         cells, blocks = where
         local = plan._replace(heads=k.shape[1])
+        if sizes == [1]:
+            tables, start = blocks[0]
+            number, windowed = layer
+            return pages.write_and_attend(local, cache, number, q, k, v, cells, tables, start, pattern, windowed)
         cache = pages.write(local, cache, layer.number, k, v, cells)
         out, begin = [], 0
         for (tables, start), queries in zip(blocks, sizes, strict=True):
@@ -199,9 +292,6 @@ def _forward(
         return jnp.concatenate(out), cache
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: Layer, cache: Cache) -> tuple[jax.Array, Cache]:
-        repeats = plan.heads // shape.kv_heads
-        if repeats > 1:
-            k, v = (jnp.repeat(x, repeats, axis=2) for x in (k, v))
         head = context_spec((None, "heads", None), q.shape[1:], compute.rules)
         kv = context_spec((None, "kv_heads", None), k.shape[1:], compute.rules)
         split: Any = pages.by_head(plan, cache, lambda axes, leaf: context_spec(axes, leaf.shape, compute.rules))
@@ -221,9 +311,22 @@ def _choose(
 ) -> tuple[State, Sampled]:
     """The rows' next tokens, into their slots; -1 for rows that have ended."""
     logits_RV = constrain(logits_RV, (None, "vocab"), SERVE_RULES)
+    sampled = sample(logits_RV, knobs, state.counts_ZV, slot_R, state.length_Z[slot_R], mask_RU)
+    state, token_R = _take(state, knobs, slot_R, live_R, sampled.token)
+    return state, sampled._replace(token=token_R)
+
+
+def _most_likely(logits_RV: jax.Array) -> jax.Array:
+    logits_RV = constrain(logits_RV, (None, "vocab"), SERVE_RULES)
+    return jnp.argmax(logits_RV, axis=-1).astype(jnp.int32)
+
+
+def _take(
+    state: State, knobs: Knobs, slot_R: jax.Array, live_R: jax.Array, token_R: jax.Array
+) -> tuple[State, jax.Array]:
+    """The chosen tokens into their slots, and which rows end with them; -1 for rows that had ended before."""
     length_R = state.length_Z[slot_R]
-    sampled = sample(logits_RV, knobs, state.counts_ZV, slot_R, length_R, mask_RU)
-    token = jnp.where(live_R, sampled.token, -1)
+    token = jnp.where(live_R, token_R, -1)
     answered = length_R + 1 - knobs.prompt_len
     stops = (token[:, None] == knobs.stop_ids_ZA).any(axis=1) & (answered >= knobs.min_tokens) & live_R
     dummy = state.done_Z.shape[0] - 1
@@ -234,7 +337,7 @@ def _choose(
         done_Z=state.done_Z.at[slot].set(stops | ~live_R),
         counts_ZV=state.counts_ZV.at[slot, jnp.where(live_R, token, state.counts_ZV.shape[1])].add(1, mode="drop"),
     )
-    return state, sampled._replace(token=token)
+    return state, token
 
 
 def _score(

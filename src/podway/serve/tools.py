@@ -48,13 +48,21 @@ def forced_schema(body: ChatBody, tools: list[dict[str, Any]]) -> dict[str, Any]
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": f["name"]}, "parameters": f.get("parameters") or {"type": "object"}},
+            "properties": {"name": {"const": f["name"]}, "parameters": _parameters(f.get("parameters"))},
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
         for f in functions
     ]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def _parameters(schema: Any) -> Any:
+    """The schema of a function's arguments. Where it names some and does not speak of others, there are no others: a model
+    that makes up arguments calls a function that has none of them (and some clients strip `additionalProperties`)."""
+    if not isinstance(schema, dict) or not schema:
+        return {"type": "object"}
+    return {"additionalProperties": False, **schema} if schema.get("properties") else schema
 
 
 def may_be_call(text: str) -> bool | None:

@@ -1,0 +1,111 @@
+"""Every program of a server, lowered for a slice of TPUs that is not here.
+
+    lowerings(find_model("llama3.1-70b"), find_slice("v6e-16"))  ->  [("seat", Lowered), ("decode 1 rows", Lowered), ...]
+    programs(...)                                                ->  the same, each lowered only when it is called
+
+1. The slice's topology gives devices to lower for (libtpu's compiler needs no chip); the model is split over all of them, or
+   over `tensor` of them where the server would hold several replicas.
+2. The budget of a start-up on those chips says how many pages the cache has; nothing is allocated.
+3. The same functions that the engine compiles at its start are lowered over abstract arrays (`engine.programs_of`).
+
+`compile()` of each then says what the program needs. Call this in a process whose environment keeps libtpu from looking for a
+chip (TPU_SKIP_MDS_QUERY=1 and the rest: `podway.bench.aot.environment`).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+from jax.experimental import topologies
+
+from podway.catalog.slices import Slice
+from podway.errors import UserError
+from podway.model import decoder
+from podway.model.decoder import Tree
+from podway.model.layout import SERVE_RULES, MeshShape
+from podway.model.mesh import make_mesh, named_sharding
+from podway.model.shape import ModelShape
+from podway.serve.build import Budget, Options, budget, compute_dtype, compute_for, limits_for, plan_for, spread
+from podway.serve.engine import lower_seat, lower_step, programs_of
+from podway.serve.quantized import quantizable
+
+Lowering = tuple[str, Any]  # its name, and a jax.stages.Lowered
+
+
+def lowerings(
+    shape: ModelShape, slice: Slice, options: Options | None = None, tensor: int | None = None
+) -> list[Lowering]:
+    """(name, program) of all that `podway serve` compiles on this slice with these options."""
+    return [(name, lower()) for name, lower in programs(shape, slice, options, tensor)]
+
+
+def programs(
+    shape: ModelShape, slice: Slice, options: Options | None = None, tensor: int | None = None
+) -> list[tuple[str, Callable[[], Any]]]:
+    """The names of the same programs, and what lowers each."""
+    options = on_tpu(options or Options())
+    sizes = MeshShape(tensor=tensor or slice.devices)
+    _, pages = room(shape, slice, options, sizes.tensor)
+    shape = spread(shape, sizes.tensor)
+    limits = limits_for(shape, options, "tpu", pages)
+    plan, compute = plan_for(shape, options, sizes, limits), compute_for(options)
+    mesh = make_mesh(sizes, chips(slice)[: sizes.tensor])
+    tree = abstract_tree(shape, options, mesh)
+
+    def under_mesh(lower: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+        def run() -> Any:
+            with jax.set_mesh(mesh):
+                return lower(shape, limits, plan, *arguments, mesh)
+
+        return run
+
+    found = [("seat", under_mesh(lower_seat))]
+    for rows, blocks in programs_of(limits):
+        prompts = f", {blocks * limits.block} prompt tokens" if blocks else ""
+        name = f"{'mixed' if blocks else 'decode'} {rows} rows{prompts}"
+        found.append((name, under_mesh(lower_step, compute, tree, rows, blocks)))
+    return found
+
+
+def room(shape: ModelShape, slice: Slice, options: Options, tensor: int) -> tuple[Budget, int]:
+    """The memory of one chip of the slice as `podway serve` would give it out, and the pages of the cache."""
+    facts = slice.generation_facts
+    usable = (facts.hbm_usable_bytes or facts.chip_hbm_bytes) // facts.devices_per_chip
+    return budget(shape, on_tpu(options), MeshShape(tensor=tensor), usable)
+
+
+def on_tpu(options: Options) -> Options:
+    """The options with what a TPU would choose where the machine at hand would choose otherwise."""
+    return msgspec.structs.replace(options, backend="tpu", dtype=options.dtype or "bfloat16")
+
+
+def chips(slice: Slice) -> list[Any]:
+    """The devices of a slice, described by libtpu."""
+    wrap = {"wrap": [int(w) for w in (*slice.wrap, False)[:3]]} if any(slice.wrap) else {}
+    try:
+        described = topologies.get_topology_desc(platform="tpu", topology_name=slice.aot_name, **wrap)
+    except (RuntimeError, NotImplementedError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"libtpu cannot describe {slice.aot_name}: {first}", "pip install 'podway[rehearse]'") from None
+    return list(described.devices)
+
+
+def abstract_tree(shape: ModelShape, options: Options, mesh: jax.sharding.Mesh) -> Tree:
+    """The weights as the engine gets them, without their numbers."""
+    tree = decoder.abstract(shape, compute_dtype(options), mesh, SERVE_RULES)
+    if options.quantize != "int8":
+        return tree
+    layers = dict(tree["layers"])
+    for param in quantizable(shape):
+        name = param.name.removeprefix("layers/")
+        kept = [0, *range(1 + param.inputs, len(param.dims))]
+        dims, axes = tuple(param.dims[i] for i in kept), tuple(param.axes[i] for i in kept)
+        layers[name] = _like(param.dims, jnp.int8, layers[name].sharding)
+        layers[f"{name}_scale"] = _like(dims, jnp.float32, named_sharding(mesh, axes, dims, SERVE_RULES))
+    return {**tree, "layers": layers}
+
+
+def _like(dims: tuple[int, ...], dtype: Any, place: Any) -> Any:
+    return jax.ShapeDtypeStruct(dims, dtype, sharding=place)  # type: ignore[no-untyped-call]

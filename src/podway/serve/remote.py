@@ -1,0 +1,220 @@
+"""A replica on another host: its loop runs there, next to its devices; who asks is here.
+
+The host with the port (the front) has one connection to each such replica:
+
+    front                              host of the replica
+    RemoteLoop.submit  -- Ask    -->   answer_front: EngineLoop.submit, with a listener that
+    RemoteLoop.cancel  -- Drop   -->   EngineLoop.cancel
+    Answer.hear        <-- News  --    sends on what it hears
+
+So the work of planning steps is on the replica's own host, and the front only makes text. Both sides know a request by a
+number that the front gives it. A grammar is sent as it was asked for, and followed on the other side.
+"""
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from podway.errors import UserError
+from podway.serve.asked import Sampling
+from podway.serve.batcher import Request
+from podway.serve.grammar import Grammars, Guide
+from podway.serve.hosts import frames, send
+from podway.serve.loop import EngineLoop, Heard, TokenScore
+from podway.serve.metrics import Metrics
+
+_GONE = ("the host of this replica is gone", "ask again")
+
+
+class Ask(msgspec.Struct, tag=True, array_like=True, kw_only=True):
+    """A request, without who asked it."""
+
+    key: int
+    prompt: list[int]
+    max_tokens: int
+    stop_ids: list[int]
+    min_tokens: int
+    scores_prompt: bool
+    sampling: Sampling
+    grammar: tuple[str, Any] | None
+
+
+class Drop(msgspec.Struct, tag=True, array_like=True):
+    """Nobody wants it any more."""
+
+    key: int
+
+
+class News(msgspec.Struct, array_like=True, kw_only=True):
+    """`Heard`, with its error in words."""
+
+    key: int
+    tokens: list[int]
+    scores: list[TokenScore] | None
+    prompt_scores: list[TokenScore] | None
+    cached: int
+    finish: str | None
+    error: tuple[str, str, int] | None
+
+
+class _Line:
+    """A connection that several threads write to."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: Ask | Drop | News | None) -> None:
+        """None: the end."""
+        raw = b"" if message is None else msgspec.msgpack.encode(message)
+        with suppress(OSError), self._lock:  # whoever listens on it learns of its end
+            send(self.connection, raw)
+
+
+class _Open(msgspec.Struct):
+    """A request that is not answered to its end."""
+
+    key: int
+    asked: float
+    begun: bool = False
+
+
+class RemoteLoop:
+    """What `EngineLoop` is to answers, for a loop on another host."""
+
+    def __init__(self, connection: socket.socket, most: int) -> None:
+        self.metrics = Metrics()
+        self.failure: BaseException | None = None
+        self.most = most  # requests that may be there at once
+        self._line = _Line(connection)
+        self._keys = count()
+        self._lock = threading.Lock()
+        self._open: dict[Request, _Open] = {}
+        self._by_key: dict[int, Request] = {}
+        threading.Thread(target=self._listen, name="replica", daemon=True).start()
+
+    @property
+    def load(self) -> int:
+        """Requests that are not answered yet."""
+        return len(self._open)
+
+    def submit(self, request: Request) -> None:
+        """Send it there."""
+        owner: Any = request.owner
+        with self._lock:
+            if self.failure is not None:
+                raise UserError(*_GONE, status=503)
+            if len(self._open) >= self.most:
+                raise UserError(f"{self.most} requests are waiting already", "ask again in a moment", status=429)
+            key = next(self._keys)
+            self._open[request], self._by_key[key] = _Open(key, time.monotonic()), request
+            self.metrics.running.set(len(self._open))
+        self._line.send(
+            Ask(
+                key=key, prompt=request.tokens, max_tokens=request.limit - request.prompt_len,
+                stop_ids=sorted(request.stop_ids), min_tokens=request.min_tokens, scores_prompt=request.scores_prompt,
+                sampling=owner.sampling, grammar=owner.grammar,
+            )
+        )  # fmt: skip
+
+    def cancel(self, request: Request) -> None:
+        """End it there; nothing more is heard of it."""
+        if (left := self._forget(request)) is not None:
+            self.metrics.finished.inc(reason="cancelled")
+            self._line.send(Drop(left.key))
+
+    def stop(self) -> None:
+        self._line.send(None)
+
+    def _forget(self, request: Request) -> _Open | None:
+        with self._lock:
+            found = self._open.pop(request, None)
+            if found is not None:
+                del self._by_key[found.key]
+                self.metrics.running.set(len(self._open))
+            return found
+
+    def _listen(self) -> None:
+        decoder = msgspec.msgpack.Decoder(News)
+        try:
+            for raw in frames(self._line.connection):
+                self._hear(decoder.decode(raw))
+        except (OSError, EOFError) as error:
+            self.failure = error
+        for request in list(self._open):
+            if self._forget(request) is not None:
+                request.owner.hear(Heard(finish="error", error=UserError(*_GONE, status=503)))  # type: ignore[attr-defined]
+
+    def _hear(self, news: News) -> None:
+        request = self._by_key.get(news.key)
+        known = self._open.get(request) if request is not None else None
+        if request is None or known is None:
+            return
+        spent = time.monotonic() - known.asked
+        if news.tokens and not known.begun:
+            known.begun = True
+            self.metrics.first_token_seconds.observe(spent)
+            self.metrics.prompt_tokens.inc(request.prompt_len - news.cached)
+        self.metrics.answer_tokens.inc(len(news.tokens))
+        if news.finish is not None:
+            self._forget(request)
+            self.metrics.finished.inc(reason=news.finish)
+            self.metrics.request_seconds.observe(spent)
+        error = None if news.error is None else UserError(news.error[0], news.error[1], status=news.error[2])
+        heard = Heard(news.tokens, news.scores, news.prompt_scores, news.cached, news.finish, error)
+        request.owner.hear(heard)  # type: ignore[attr-defined]
+
+
+class _Forward:
+    """The listener of a request that the front sent."""
+
+    def __init__(self, line: _Line, asked: Ask, guide: Guide | None, open_: dict[int, Request]) -> None:
+        self.sampling, self.guide = asked.sampling, guide
+        self._line, self._key, self._open = line, asked.key, open_
+
+    def hear(self, news: Heard) -> None:
+        """From the loop's thread."""
+        if news.finish is not None:
+            self._open.pop(self._key, None)
+        error = None if news.error is None else (news.error.what, news.error.hint, news.error.status)
+        self._line.send(
+            News(
+                key=self._key, tokens=news.tokens, scores=news.scores, prompt_scores=news.prompt_scores,
+                cached=news.cached, finish=news.finish, error=error,
+            )
+        )  # fmt: skip
+
+
+def answer_front(connection: socket.socket, loop: EngineLoop, grammars: Grammars) -> bool:
+    """Do what the front asks, until its end. False: it was lost."""
+    line, open_ = _Line(connection), dict[int, Request]()
+    decoder = msgspec.msgpack.Decoder(Ask | Drop)
+    try:
+        for raw in frames(connection):
+            message = decoder.decode(raw)
+            if isinstance(message, Ask):
+                _begin(line, message, loop, grammars, open_)
+            elif (request := open_.pop(message.key, None)) is not None:
+                loop.cancel(request)
+    except (OSError, EOFError):
+        return False
+    return True
+
+
+def _begin(line: _Line, asked: Ask, loop: EngineLoop, grammars: Grammars, open_: dict[int, Request]) -> None:
+    guide = grammars.start(*asked.grammar) if asked.grammar else None
+    listener = _Forward(line, asked, guide, open_)
+    request = Request(
+        str(asked.key), asked.prompt, asked.max_tokens, stop_ids=frozenset(asked.stop_ids), min_tokens=asked.min_tokens,
+        guided=guide is not None, scores_prompt=asked.scores_prompt, owner=listener,
+    )  # fmt: skip
+    open_[asked.key] = request
+    try:
+        loop.submit(request)
+    except UserError as error:
+        listener.hear(Heard(finish="error", error=error))

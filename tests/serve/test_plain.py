@@ -1,0 +1,118 @@
+"""Plain programs, packed seats and matrices side by side: each must change nothing but the time."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+
+from podway.model import decoder
+from podway.model.decoder import Compute
+from podway.model.layout import SERVE_RULES
+from podway.model.shape import Attention, ModelShape
+from podway.serve.asked import Sampling
+from podway.serve.batcher import Limits, Request
+from podway.serve.build import build
+from podway.serve.engine import Engine
+from podway.serve.fused import fuse, unstack
+from podway.serve.knobs import empty_seats, fill_seats, is_plain, pack, unpack
+from podway.serve.quantized import quantize, quantized_compute
+from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, OPTIONS, QUICK, Runner, greedy, run, weights
+
+BIASED = msgspec.structs.replace(LLAMA, attention=Attention(qkv_bias=True))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    made = build(LLAMA, jax.tree.map(jnp.copy, weights(LLAMA)), OPTIONS, 60)
+    made.compile_all(compiler_options=QUICK, wanted=[(1, 0), (4, 0), (4, 2)], twins=(False, True))
+    made.limits = msgspec.structs.replace(made.limits, rows=(1, 4), blocks=(2,))
+    return made
+
+
+def used(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Grows with each launch: was it the plain twin?"""
+    seen: list[bool] = []
+    launch = engine.launch
+    monkeypatch.setattr(engine, "launch", lambda prepared: seen.append(prepared.plain) or launch(prepared))
+    return seen
+
+
+def test_plain_steps_give_what_the_decoder_gives(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, runner, chance = used(engine, monkeypatch), Runner(engine), random.Random(2)
+    wanted = []
+    for number in range(12):
+        prompt = [chance.randrange(97) for _ in range(chance.randrange(1, 30))]
+        stop = frozenset(chance.sample(range(97), 12 if number % 2 else 0))
+        wanted.append((runner.submit(prompt, chance.randrange(1, 14), stop_ids=stop), prompt, stop))
+        runner.turn()
+    runner.finish()
+    assert seen and all(seen)
+    for request, prompt, stop in wanted:
+        assert request.answer == greedy(LLAMA, prompt, request.limit - request.prompt_len, stop)
+
+
+def test_one_who_asks_for_more_takes_the_step_out_of_the_plain(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    hot = Sampling(temperature=0.8, seed=5)
+    alone = run(engine, [4, 5], 9, hot)
+    seen, runner = used(engine, monkeypatch), Runner(engine)
+    asked, other = runner.submit([1, 2, 3], 30), runner.submit([4, 5], 9, hot)
+    runner.finish()
+    assert asked.answer == greedy(LLAMA, [1, 2, 3], 30)
+    assert other.answer == alone
+    assert not seen[0] and seen[-1], "plain again once the other has ended"
+
+
+def test_fewer_steps_than_the_program_makes(engine: Engine) -> None:
+    """With few pages left a step is shorter; the turns past it must change nothing."""
+    runner = Runner(engine)
+    runner.batcher.pool.take(44)
+    made = [runner.submit([number, 7], 20) for number in range(3)]
+    shorter = 0
+    while runner.turn():
+        shorter += runner.flights[-1].step.steps in (2, 3)
+    assert [r.answer for r in made] == [greedy(LLAMA, [number, 7], 20) for number in range(3)]
+    assert shorter or runner.batcher.preemptions
+
+
+@pytest.mark.parametrize(
+    ("sampling", "plain"),
+    [
+        (Sampling(), True), (Sampling(seed=3), True), (Sampling(temperature=0.5), False), (Sampling(logprobs=True), False),
+        (Sampling(repetition=1.1), False), (Sampling(presence=-0.2), False), (Sampling(logit_bias=((3, 1.0),)), False),
+    ],
+)  # fmt: skip
+def test_who_is_plain(sampling: Sampling, plain: bool) -> None:
+    assert is_plain(Request("a", [1], 5, owner=sampling)) is plain
+    assert not is_plain(Request("a", [1], 5, owner=sampling, min_tokens=2))
+
+
+def test_seats_come_out_of_the_pack_as_they_went_in() -> None:
+    limits = Limits(slots=3, max_len=20, page=4, pages=9, block=4, blocks=(2,), rows=(3,), steps=2)
+    request = Request("a", [5, 6, 7], 9, stop_ids=frozenset({3, 90}), min_tokens=2)
+    request.owner = Sampling(temperature=0.3, top_p=0.7, seed=0xFFFFFFFF, logit_bias=((4, -2.5),), logprobs=True)
+    request.slot = 2
+    seats = fill_seats([request], 2, limits)
+    back = jax.jit(lambda packed: unpack(packed, empty_seats(2, limits)))(pack(seats))
+    for before, after in zip(jax.tree.leaves(seats), jax.tree.leaves(back), strict=True):
+        assert before.dtype == after.dtype
+        np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("shape", "int8"), [(LLAMA, True), (GEMMA, False), (MIXTRAL, False), (BIASED, False)],
+    ids=["llama-int8", "gemma3", "mixtral", "biased"],
+)  # fmt: skip
+def test_matrices_side_by_side_multiply_the_same(shape: ModelShape, int8: bool) -> None:
+    tree = jax.tree.map(jnp.copy, weights(shape))
+    compute = Compute(dtype=jnp.float32, rules=SERVE_RULES, kernel="reference")
+    if int8:
+        tree, compute = quantize(tree, shape), quantized_compute(compute)
+    tokens = jnp.asarray([[random.Random(4).randrange(97) for _ in range(20)]])
+    forward = jax.jit(lambda tree: decoder.forward(tree, tokens, shape, compute).hidden_BSD)
+    expected = forward(tree)
+    fused = fuse(unstack(jax.tree.map(jnp.copy, tree), shape.layers))
+    assert "qkv" in fused["layers"][0] and "q" not in fused["layers"][0]
+    np.testing.assert_allclose(forward(fused), expected, atol=1e-4)
