@@ -15,7 +15,7 @@ from tests.e2e.test_recovery_cloud import living, start, stock_out, wanted
 
 ROOT = Path(__file__).parents[2]
 STEPS = 40
-STEP = re.compile(r"completed step: (\d+),.* loss: ([\d.]+)")
+STEP = re.compile(r"completed step: (\d+),.* (loss: [\d.]+, grad_norm: [\d.]+)")
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def training(cloud: Running, output: str) -> Task:
         "TENSORSTORE_GCS_HTTP_URL": cloud.rest,
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": "unused",
         "GOOGLE_CLOUD_PROJECT": "sandbox",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else it asks over gRPC with TLS, which the sandbox has not
         "PODWAY_TEST_PAUSE": "0.3",
         # The hosts see this machine's files, and its python3 where that is the packages' own.
         "PYTHONPATH": ":".join(map(str, (Path(jax.__file__).parent.parent, ROOT, ROOT / "src"))),
@@ -46,7 +47,7 @@ def training(cloud: Running, output: str) -> Task:
 
 
 def losses(text: str) -> dict[int, str]:
-    """The loss told for each step; of a step that was done twice, the later one."""
+    """The loss and the size of the gradient told for each step; of a step that was done twice, the later one."""
     return {int(step): loss for step, loss in STEP.findall(text)}
 
 
@@ -69,13 +70,13 @@ def test_preempted_in_mid_training_the_losses_are_the_same(
             cloud.command("POST", "preempt", {"node": node["name"]})
             wait_until(lambda: pod.client.cluster("cut").recovering, 90, "the recovery")
             stock_out(cloud, zone or "")
-        assert pod.finished(name, 1, 400) == "SUCCEEDED", pod.log_text(name, 1)[-3000:]
+        assert pod.finished(name, 1, 200) == "SUCCEEDED", pod.log_text(name, 1)[-3000:]
         if name == "whole":
             pod.client.down(name)
             wait_until(lambda: pod.client.cluster("whole").state == "GONE", 60)
     text = pod.log_text("cut", 1)
-    assert re.search(r"resumed from step (15|20)", text), text[-3000:]
+    assert re.search(r"resumed from step (10|15|20)", text), text[-3000:]
     assert pod.client.job("cut", 1).attempt == 2 and pod.client.cluster("cut").order.zone != zone
     assert losses(text) == losses(pod.log_text("whole", 1)) and len(losses(text)) == STEPS
     pod.client.down("cut")
-    wait_until(lambda: living(cloud) == [], 90, "an empty cloud")
+    wait_until(lambda: all(one["kind"] == "bucket" for one in living(cloud)), 90, "a cloud with nothing but the bucket")

@@ -306,7 +306,8 @@ def test_objects(bucket: storage.Bucket) -> None:
         blob.delete(if_generation_match=0)
     blob.patch()
     bucket.copy_blob(blob, bucket, "copy")
-    bucket.rename_blob(bucket.blob("copy"), "moved/there")
+    bucket.rename_blob(bucket.blob("copy"), "moved/here")
+    bucket.move_blob(bucket.blob("moved/here"), "moved/there")
     assert [one.name for one in bucket.list_blobs()] == ["a folder/ä b.txt", "moved/there"]
     with pytest.raises(exceptions.Conflict):
         bucket.delete()

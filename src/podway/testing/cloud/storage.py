@@ -29,6 +29,7 @@ _PATH = re.compile(
     r"^(?:/resumable)?(?:/(upload|download))?/storage/v1/b(?:/([^/]+)(?:/(o|iam|storageLayout|managedFolders|folders)(?:/(.+))?)?)?$"
 )
 _TO = re.compile(r"^(.+)/(rewriteTo|copyTo)/b/([^/]+)/o/(.+)$")
+_MOVE = re.compile(r"^(.+)/moveTo/o/(.+)$")
 _REASONS = {400: "invalid", 401: "required", 403: "forbidden", 404: "notFound", 409: "conflict", 412: "conditionNotMet"}
 _BYTES = re.compile(r"^bytes=(\d*)-(\d*)$")
 CHUNK = 1 << 20
@@ -153,6 +154,10 @@ class Storage:
             return _known(
                 request, f"objects.{verb}", f"{bucket}/{name}", lambda: self._copy(request, verb, bucket, name, target)
             )
+        moving = _MOVE.match(rest)
+        if moving and request.method == "POST":
+            name, new = unquote(moving[1]), unquote(moving[2])
+            return _known(request, "objects.move", f"{bucket}/{name}", lambda: self._move(request, bucket, name, new))
         if rest.endswith("/compose") and request.method == "POST":
             name = unquote(rest.removesuffix("/compose"))
             return _known(request, "objects.compose", f"{bucket}/{name}", lambda: self._compose(request, bucket, name))
@@ -241,6 +246,12 @@ class Storage:
         size = str(made.data.size)
         whole = {"kind": "storage#rewriteResponse", "totalBytesRewritten": size, "objectSize": size, "done": True}
         return _answer({**whole, "resource": self._view(request, made)})
+
+    async def _move(self, request: Request, bucket: str, name: str, new: str) -> Response:
+        self.buckets.check_permission("objects.delete", bucket, name)
+        answer = await self._copy(request, "copy", bucket, name, (bucket, new))
+        self.buckets.delete(bucket, name, {})
+        return answer
 
     async def _compose(self, request: Request, bucket: str, name: str) -> Response:
         self.buckets.check_permission("objects.compose", bucket, name)
