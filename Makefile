@@ -32,7 +32,7 @@ lint: setup  ## ruff and mypy --strict
 	$(BIN)/mypy
 
 soak: setup  ## The long fuzz, chaos and load runs
-	@bash tools/clients
+	@bash tools/clients all
 	$(BIN)/python -m pytest -m soak --timeout=3600 tests
 
 bench: setup  ## CPU of the CLI beside sky and dstack, launch and exec overhead, log merging: writes docs/benchmarks.md

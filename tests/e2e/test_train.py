@@ -44,6 +44,7 @@ def saved(output: Path) -> list[int]:
     return sorted(int(step.name) for step in folder.iterdir() if step.name.isdigit()) if folder.exists() else []
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)  # a minute of two cores; much more where others use them too
 def test_a_killed_rank_resumes_bit_equal(pod: Podway, tmp_path: Path) -> None:
     pod.start()

@@ -33,7 +33,9 @@ def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 @needed
-@pytest.mark.parametrize("client", ["litellm_asks", "langchain_asks", "lm_eval_asks"])
+@pytest.mark.parametrize(
+    "client", ["litellm_asks", "langchain_asks", pytest.param("lm_eval_asks", marks=pytest.mark.soak)]
+)
 @pytest.mark.timeout(300)
 def test_clients_that_people_use(server: Live, client: str, tmp_path: Path) -> None:
     command = [str(CLIENTS / "python"), str(Path(__file__).parent / "clients.py"), server.url, client]

@@ -58,6 +58,7 @@ def test_a_model_over_two_hosts_answers_as_one_and_ends_when_one_is_lost() -> No
         assert "a host of this server is gone" in server.output[0]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_replica_on_each_of_two_hosts() -> None:
     with gang(2, 2, [*SMALL, "--tp", "2", "--replicas", "2"]) as server:

@@ -103,9 +103,10 @@ class GcpProvider:
         if state.surplus:
             await self._delete(state.surplus)
         elif state.condition == "ready" and state.unit is not None:
-            await self._place(record, state)
+            everywhere = [step for step in record.request.steps if zone_of(step.target) is None]  # a firewall rule
+            await self._place(await self._ask(record, sight, everywhere), state)
         elif state.condition == "creating" and record.zone is None:
-            await self._ask(record, sight)
+            await self._ask(record, sight, record.request.steps)
 
     async def observe(self, name: str) -> Observation:
         """What is there, and what it amounts to."""
@@ -286,11 +287,11 @@ class GcpProvider:
 
     # doing
 
-    async def _ask(self, record: Record, sight: Sight) -> None:
+    async def _ask(self, record: Record, sight: Sight, steps: Iterable[Step]) -> Record:
         """Make the calls whose resources are not there. All are made, also when one cannot be."""
         seen = {_place_of(thing.path): thing for thing in sight.things}
         trouble: Trouble | None = None
-        for step in record.request.steps:
+        for step in steps:
             zone = zone_of(step.target)
             if _place_of(step.target) in seen or zone in record.failures or step.target in record.operations:
                 continue
@@ -310,6 +311,7 @@ class GcpProvider:
                 record = self.records.change(record, operations={**record.operations, step.target: operation})
         if trouble is not None:
             raise trouble.as_error()
+        return record
 
     def _no(self, record: Record, step: Step, trouble: Trouble) -> Record:
         """Write down what came of a step that did not go through; nothing, where it may have gone through."""
