@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import msgspec
 import numpy as np
-from jax.experimental import mesh_utils
+from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from podway.catalog.slices import Slice
 from podway.errors import UserError
 from podway.model.layout import AXES, Axes, MeshShape, Rules, spec_on, tile_order
 
@@ -148,3 +149,21 @@ def summed(x: jax.Array, axis: str, *, scatter: int | None = None) -> jax.Array:
 def named_sharding(mesh: jax.sharding.Mesh, axes: Axes, dims: tuple[int, ...], rules: Rules) -> NamedSharding:
     """The sharding that an array is stored with on a mesh made by `make_mesh`."""
     return NamedSharding(mesh, spec(*spec_on(axes, dims, _automatic(mesh.abstract_mesh), rules)))
+
+
+def described(slice: Slice, slices: int = 1) -> list[Any]:
+    """The devices of a slice (or several), as libtpu describes them."""
+    asked: dict[str, Any] = {}
+    if any(slice.wrap):
+        asked["wrap"] = [int(w) for w in (*slice.wrap, False)[:3]]
+    if slice.generation == "v4":
+        asked["chip_config_name"] = "megacore"  # one device a chip, as the runtime shows it
+    if slices > 1:
+        asked["num_slices"] = slices
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=slice.aot_name, **asked).devices)
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        first = str(error).splitlines()[0][:200]
+        raise UserError(
+            f"libtpu cannot describe {slice.aot_name}: {first}", "try another slice, or: pip install 'podway[rehearse]'"
+        ) from None

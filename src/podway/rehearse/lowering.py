@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import msgspec
-from jax.experimental import topologies
 
 from podway.catalog.slices import Slice
 from podway.errors import UserError
 from podway.model.families import find_model
-from podway.model.mesh import make_mesh
+from podway.model.mesh import described, make_mesh
 from podway.rehearse import maxtext_2023
 from podway.rehearse.fabric import Place
 from podway.rehearse.rehearsal import Rehearsal
@@ -39,22 +38,6 @@ class Prepared(NamedTuple):
 def prepare(rehearsal: Rehearsal) -> Prepared:
     """The program of a rehearsal."""
     return _serving(rehearsal) if rehearsal.what == "serve" else _training(rehearsal)
-
-
-def described(slice: Slice, slices: int = 1) -> list[Any]:
-    """The devices of a slice (or several), as libtpu describes them."""
-    asked: dict[str, Any] = {}
-    if any(slice.wrap):
-        asked["wrap"] = [int(w) for w in (*slice.wrap, False)[:3]]
-    if slice.generation == "v4":
-        asked["chip_config_name"] = "megacore"  # one device a chip, as the runtime shows it
-    if slices > 1:
-        asked["num_slices"] = slices
-    try:
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=slice.aot_name, **asked).devices)
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        first = str(error).splitlines()[0][:200]
-        raise UserError(f"libtpu cannot describe {slice.aot_name}: {first}", "try another slice") from None
 
 
 def read_settings(rehearsal: Rehearsal) -> TrainConfig:

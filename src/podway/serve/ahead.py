@@ -18,14 +18,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import msgspec
-from jax.experimental import topologies
 
 from podway.catalog.slices import Slice
-from podway.errors import UserError
 from podway.model import decoder
 from podway.model.decoder import Tree
 from podway.model.layout import SERVE_RULES, MeshShape
-from podway.model.mesh import make_mesh, named_sharding
+from podway.model.mesh import described, make_mesh, named_sharding
 from podway.model.shape import ModelShape
 from podway.serve.build import Budget, Options, budget, compute_dtype, compute_for, limits_for, plan_for, spread
 from podway.serve.engine import lower_seat, lower_step, programs_of
@@ -51,7 +49,7 @@ def programs(
     shape = spread(shape, sizes.tensor)
     limits = limits_for(shape, options, "tpu", pages)
     plan, compute = plan_for(shape, options, sizes, limits), compute_for(options)
-    mesh = make_mesh(sizes, chips(slice)[: sizes.tensor])
+    mesh = make_mesh(sizes, described(slice)[: sizes.tensor])
     tree = abstract_tree(shape, options, mesh)
 
     def under_mesh(lower: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
@@ -79,17 +77,6 @@ def room(shape: ModelShape, slice: Slice, options: Options, tensor: int) -> tupl
 def on_tpu(options: Options) -> Options:
     """The options with what a TPU would choose where the machine at hand would choose otherwise."""
     return msgspec.structs.replace(options, backend="tpu", dtype=options.dtype or "bfloat16")
-
-
-def chips(slice: Slice) -> list[Any]:
-    """The devices of a slice, described by libtpu."""
-    wrap = {"wrap": [int(w) for w in (*slice.wrap, False)[:3]]} if any(slice.wrap) else {}
-    try:
-        described = topologies.get_topology_desc(platform="tpu", topology_name=slice.aot_name, **wrap)
-    except (RuntimeError, NotImplementedError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"libtpu cannot describe {slice.aot_name}: {first}", "pip install 'podway[rehearse]'") from None
-    return list(described.devices)
 
 
 def abstract_tree(shape: ModelShape, options: Options, mesh: jax.sharding.Mesh) -> Tree:
