@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A part may import the parts of its own layer and of those below it; `device` stands on facts alone.
 LAYERS = {
-    "facts": ("errors", "crash", "home", "order", "catalog", "task", "model.shape", "model.layout"),
+    "facts": ("errors", "crash", "decoding", "home", "order", "catalog", "task", "model.shape", "model.layout"),
     "decisions": ("launch", "plan"),
     "effects": ("hosts", "providers", "storage"),
     "sequence": ("control",),
@@ -26,6 +26,7 @@ DEVICE = ("model", "train", "serve", "rehearse")
 NO_JAX = (
     "errors",
     "crash",
+    "decoding",
     "home",
     "catalog",
     "task",
@@ -143,3 +144,9 @@ def test_markdown_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_types_are_decoded_in_one_place() -> None:
+    """msgspec is not safe where two threads meet a type first; `podway.decoding` is."""
+    elsewhere = re.compile(r"msgspec\.(json|msgpack)\.(Decoder\(|decode\(.*type=)|msgspec\.convert\(")
+    assert [path.name for path in FILES if elsewhere.search(path.read_text())] == ["decoding.py"]

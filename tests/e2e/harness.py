@@ -96,6 +96,9 @@ class Podway:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL)
             psutil.wait_procs(found, timeout=10)
+        # A client starts a lost server again without a word: one that died of itself is told here.
+        said = self.home / "server.out"
+        assert not said.exists() or "Fatal Python error" not in said.read_text(errors="replace"), said.read_text()
 
 
 def numbered_lines(ranks: int, phase_lines: dict[str, int]) -> Counter[str]:

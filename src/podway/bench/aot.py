@@ -18,6 +18,7 @@ import msgspec
 
 from podway.bench.report import machine, table, write_section
 from podway.catalog.slices import find_slice
+from podway.decoding import from_json
 from podway.plan.memory import GIB
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.program import asynchronous
@@ -142,7 +143,7 @@ def is_answered(row: Row | None, *, fast: bool) -> bool:
 
 def read_kept() -> dict[str, Row]:
     """Rows that were measured, by name."""
-    return msgspec.json.decode(KEPT.read_bytes(), type=dict[str, Row]) if KEPT.exists() else {}
+    return from_json(KEPT.read_bytes(), dict[str, Row]) if KEPT.exists() else {}
 
 
 def write_kept(rows: dict[str, Row]) -> None:

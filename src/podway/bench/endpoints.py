@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from podway import providers
+from podway.decoding import from_json
 from podway.errors import UserError
 from podway.hosts.agent import wire
 from podway.hosts.link import Opener, Reader, Writer
@@ -153,7 +154,7 @@ class EndpointsProvider:
 
 
 def _hosts(place: Path) -> list[Host]:
-    return msgspec.json.decode(place.read_bytes(), type=list[Host])
+    return from_json(place.read_bytes(), list[Host])
 
 
 # The process behind the sockets

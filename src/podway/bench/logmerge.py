@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from podway.cli.tables import table
+from podway.decoding import from_json
 from podway.hosts.logs_render import Chunk, Options, Renderer
 
 RANKS = 64
@@ -77,7 +78,7 @@ def run(ranks: int = RANKS, lines: int = LINES) -> Row:
                 (place / str(rank)).write_bytes(b"".join(_line(name, rank, number) for number in range(lines)))
             command = [sys.executable, "-m", "podway.bench.logmerge", str(place), name]
             done = subprocess.run(command, check=True, capture_output=True, timeout=300)
-            cases.append(msgspec.json.decode(done.stdout, type=Case))
+            cases.append(from_json(done.stdout, Case))
     return Row(name="log merge", cases=tuple(cases))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from podway.catalog.slices import find_slice
+from podway.decoding import from_json
 from podway.model.families import find_model
 from podway.model.flops import flops_per_token
 from podway.model.layout import MeshShape, parse_mesh
@@ -181,7 +182,7 @@ def record_bytes(*, again: bool = True) -> list[str]:
 
 
 def _recorded() -> list[Weighed]:
-    return msgspec.json.decode(BYTES.read_bytes(), type=list[Weighed]) if BYTES.exists() else []
+    return from_json(BYTES.read_bytes(), list[Weighed]) if BYTES.exists() else []
 
 
 def _rehearsal(cell: Cell) -> Rehearsal:
@@ -195,7 +196,7 @@ def _untiled(mesh: MeshShape) -> MeshShape:
 
 def jobs() -> tuple[list[Compared], dict[str, tuple[Said, Estimate]]]:
     """MFU in percent of the four jobs on one slice: published, and as estimated of the recorded programs."""
-    recorded = msgspec.json.decode(JOBS.read_bytes(), type=dict[str, Said])
+    recorded = from_json(JOBS.read_bytes(), dict[str, Said])
     compared, found = [], {}
     for row in rows_of("v5e_jobs"):
         said = recorded.get(row["row"])

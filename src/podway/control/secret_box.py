@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from cryptography.fernet import Fernet, InvalidToken
 
+from podway.decoding import from_json
 from podway.errors import UserError
 
 
@@ -34,7 +35,7 @@ class SecretBox:
         if not box:
             return {}
         try:
-            return msgspec.json.decode(self._fernet.decrypt(box), type=dict[str, str])
+            return from_json(self._fernet.decrypt(box), dict[str, str])
         except InvalidToken:
             raise UserError("this server cannot open the job's secrets", "submit the job again with --secret") from None
 

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from podway.control.failover import Place, Record, place_of
 from podway.control.records import Cluster, ClusterState, Event, Job
 from podway.control.tables import SCHEMA, clusters, events, info, jobs, meta, tokens, tries
+from podway.decoding import from_json
 from podway.errors import UserError
 from podway.order import Order
 
@@ -285,7 +286,7 @@ class Store:
         )
         with self.engine.connect() as db:
             rows = db.execute(query).all()
-        return [msgspec.structs.replace(msgspec.json.decode(row.body, type=Event), id=row.id) for row in rows]
+        return [msgspec.structs.replace(from_json(row.body, Event), id=row.id) for row in rows]
 
     # tries to get hosts
 
@@ -358,11 +359,11 @@ def _digest(token: str) -> str:
 
 
 def _cluster(row: sa.Row[tuple[object, ...]]) -> Cluster:
-    return msgspec.structs.replace(msgspec.json.decode(row.body, type=Cluster), version=row.version)
+    return msgspec.structs.replace(from_json(row.body, Cluster), version=row.version)
 
 
 def _job(row: sa.Row[tuple[object, ...]]) -> Job:
-    return msgspec.structs.replace(msgspec.json.decode(row.body, type=Job), version=row.version)
+    return msgspec.structs.replace(from_json(row.body, Job), version=row.version)
 
 
 def _add_events(db: sa.Connection, new: tuple[Event, ...]) -> None:

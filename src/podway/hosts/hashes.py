@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from podway.decoding import from_msgpack
 from podway.errors import UserError
 
 CHUNK = 1 << 20
@@ -39,7 +40,7 @@ class HashCache:
         self._seen: dict[Identity, bytes] = {}
         if self._path:
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                rows = msgspec.msgpack.decode(self._path.read_bytes(), type=_Rows)
+                rows = from_msgpack(self._path.read_bytes(), _Rows)
                 self._known = {row[:5]: row[5] for row in rows}
 
     def digest(self, path: bytes, found: os.stat_result) -> tuple[str, int]:

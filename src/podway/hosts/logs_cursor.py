@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from podway.decoding import from_msgpack
 from podway.errors import UserError
 
 _VERSION = "a"
@@ -71,7 +72,7 @@ def _read(token: str) -> dict[str, list[int]]:
         payload = unpacker.decompress(packed, _LONGEST_PAYLOAD)
         if not unpacker.eof or unpacker.unused_data:
             raise damaged
-        return msgspec.msgpack.decode(payload, type=_Offsets)
+        return from_msgpack(payload, _Offsets)
     except (binascii.Error, zlib.error, msgspec.DecodeError, ValueError) as error:
         raise damaged from error
 

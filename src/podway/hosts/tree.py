@@ -20,6 +20,7 @@ from typing import BinaryIO, Literal, Self, cast
 
 import msgspec
 
+from podway.decoding import from_json
 from podway.errors import UserError
 from podway.hosts.agent import manifests, packs
 from podway.hosts.hashes import HashCache
@@ -53,7 +54,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def decode(cls, data: bytes) -> Self:
         """Read what `encode` wrote, and prove that no path of it leaves the tree."""
         try:
-            manifest = msgspec.json.decode(data, type=cls)
+            manifest = from_json(data, cls)
             manifests.parse(data)
         except (msgspec.DecodeError, packs.FilesError) as error:
             raise UserError(f"not a manifest of files: {error}", "send the one that the scan made") from None

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from podway.decoding import from_plain
 from podway.errors import UserError
 from podway.model.shape import (
     Activation,
@@ -127,7 +128,7 @@ def shape_from_hf(config: Config) -> ModelShape:
     name = _architecture_name(config)
     if name == "PodwayForCausalLM":
         try:
-            return msgspec.convert(config.get("shape"), ModelShape)
+            return from_plain(config.get("shape"), ModelShape)
         except msgspec.ValidationError as error:
             raise UserError(
                 f'config.json: "shape" is not a model shape: {error}', "write it again with Podway"

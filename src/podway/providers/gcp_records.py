@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from podway.decoding import from_json
 from podway.providers import Request
 from podway.providers.gcp_state import Record
 
@@ -25,7 +26,7 @@ class Records:
     def read(self, name: str) -> Record | None:
         """What is written of a cluster."""
         try:
-            return msgspec.json.decode(self._path(name).read_bytes(), type=Record)
+            return from_json(self._path(name).read_bytes(), Record)
         except FileNotFoundError:
             return None
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 from google.cloud import tpu_v1, tpu_v2
 
+from podway.decoding import from_plain
 from podway.providers import Step
 from podway.providers.gcp_errors import failed_operation
 from podway.providers.gcp_render import read_mark
@@ -166,4 +167,4 @@ def _of_compute(item: dict[str, Any]) -> dict[str, Any]:
 
 def _rfc3339(item: dict[str, Any]) -> float | None:
     stamp = item.get("creationTimestamp")
-    return msgspec.convert(stamp.replace("Z", "+00:00"), type=datetime.datetime).timestamp() if stamp else None
+    return from_plain(stamp.replace("Z", "+00:00"), datetime.datetime).timestamp() if stamp else None

@@ -25,6 +25,7 @@ import msgspec
 
 from podway.catalog.prices import price_of
 from podway.catalog.slices import find_slice
+from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Opener, kill_local_host, local_opener, start_local_agent
@@ -157,7 +158,7 @@ class LocalProvider:
 
     async def _found(self, place: Path) -> Found:
         request = place / "request.json"
-        asked = msgspec.json.decode(request.read_bytes(), type=Request).steps[0].body if request.exists() else {}
+        asked = from_json(request.read_bytes(), Request).steps[0].body if request.exists() else {}
         return Found(
             cluster=place.name,
             owner=self.owner,
@@ -200,7 +201,7 @@ class LocalProvider:
 
     def _hosts(self, name: str) -> tuple[Host, ...]:
         place = self.root / name
-        request = msgspec.json.decode((place / "request.json").read_bytes(), type=Request)
+        request = from_json((place / "request.json").read_bytes(), Request)
         subnet = int((place / "subnet").read_text())
         return tuple(
             Host(

@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from podway.catalog.slices import find_slice
+from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.hosts.link import Opener
 from podway.hosts.ssh_config import config_text, include, write_config
@@ -420,7 +421,7 @@ async def _all(work: Sequence[Any]) -> None:
 
 def _read(path: Path, kind: type[Any]) -> Any:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return from_json(path.read_bytes(), kind)
     except FileNotFoundError:
         return None
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import msgspec
 
 from podway.catalog.slices import Slice
+from podway.decoding import from_plain
 from podway.errors import UserError
 from podway.model.families import find_model
 from podway.model.mesh import described, make_mesh
@@ -81,7 +81,7 @@ def engine_parts(rehearsal: Rehearsal) -> list[str]:
 
 
 def _engine_programs(rehearsal: Rehearsal) -> dict[str, Callable[[], Any]]:
-    options = msgspec.convert(rehearsal.options, Options)
+    options = from_plain(rehearsal.options, Options)
     return dict(ahead.programs(find_model(rehearsal.model), rehearsal.tpu, options, rehearsal.tensor))
 
 

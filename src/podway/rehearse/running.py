@@ -28,6 +28,7 @@ from typing import IO, Any
 
 import msgspec
 
+from podway.decoding import from_json
 from podway.errors import UserError
 from podway.home import home
 from podway.rehearse.fabric import Fabric
@@ -305,7 +306,7 @@ def _shelf(key: str) -> Path:
 def cached(key: str, *, complete: bool) -> Said | None:
     """An answer that is known; with `complete` only one that was compiled to the end, or that does not fit."""
     try:
-        said = msgspec.json.decode(gzip.decompress(_shelf(key).read_bytes()), type=Said)
+        said = from_json(gzip.decompress(_shelf(key).read_bytes()), Said)
     except (OSError, EOFError, gzip.BadGzipFile, msgspec.MsgspecError):
         return None
     whole = said.program is not None and (said.program.complete or said.failed)

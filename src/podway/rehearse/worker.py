@@ -20,8 +20,7 @@ import threading
 import time
 from typing import Any
 
-import msgspec
-
+from podway.decoding import from_json
 from podway.errors import UserError
 from podway.rehearse.rehearsal import Rehearsal
 
@@ -29,7 +28,7 @@ from podway.rehearse.rehearsal import Rehearsal
 def main() -> int:
     """The exit code is 0 also where the program does not compile: that is an answer."""
     folder = sys.argv[1]
-    rehearsal = msgspec.json.decode(sys.stdin.readline(), type=Rehearsal)
+    rehearsal = from_json(sys.stdin.readline(), Rehearsal)
     try:
         return _rehearse(rehearsal, folder)
     except UserError as error:

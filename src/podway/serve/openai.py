@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from podway.decoding import from_plain
 from podway.errors import UserError
 from podway.serve.asked import Sampling
 
@@ -115,7 +116,7 @@ def read(raw: bytes, kind: type[Any]) -> Any:
         except UnicodeEncodeError:
             raise Refused("the body has half of a surrogate pair, which is no text") from None
     try:
-        return msgspec.convert({k: v for k, v in found.items() if v is not None}, kind)
+        return from_plain({k: v for k, v in found.items() if v is not None}, kind)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at ")
         param = place.strip("`").removeprefix("$").removeprefix(".").split("[")[0].split(".")[0] or None

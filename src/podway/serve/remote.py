@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from podway.decoding import from_msgpack
 from podway.errors import UserError
 from podway.serve.asked import Sampling
 from podway.serve.batcher import Request
@@ -140,10 +141,9 @@ class RemoteLoop:
             return found
 
     def _listen(self) -> None:
-        decoder = msgspec.msgpack.Decoder(News)
         try:
             for raw in frames(self._line.connection):
-                self._hear(decoder.decode(raw))
+                self._hear(from_msgpack(raw, News))
         except (OSError, EOFError) as error:
             self.failure = error
         for request in list(self._open):
@@ -193,10 +193,10 @@ class _Forward:
 def answer_front(connection: socket.socket, loop: EngineLoop, grammars: Grammars) -> bool:
     """Do what the front asks, until its end. False: it was lost."""
     line, open_ = _Line(connection), dict[int, Request]()
-    decoder = msgspec.msgpack.Decoder(Ask | Drop)
+    asked: Any = Ask | Drop
     try:
         for raw in frames(connection):
-            message = decoder.decode(raw)
+            message = from_msgpack(raw, asked)
             if isinstance(message, Ask):
                 _begin(line, message, loop, grammars, open_)
             elif (request := open_.pop(message.key, None)) is not None:

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
+from podway.decoding import json_decoder
 from podway.errors import ProviderError, UserError
 from podway.server import api, openapi
 from podway.server.routes import ROUTES, Call, Caller, Route, Services
@@ -49,7 +50,7 @@ def make_app(services: Services, streams: Streams) -> Starlette:
 
 
 def _endpoint(services: Services, row: Route) -> Endpoint:
-    decoder: msgspec.json.Decoder[Any] | None = msgspec.json.Decoder(row.body) if row.body is not None else None
+    decoder: msgspec.json.Decoder[Any] | None = json_decoder(row.body) if row.body is not None else None
 
     async def handle(request: Request, caller: Caller) -> Response:
         if row.admin and not caller.admin:

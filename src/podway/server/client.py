@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from podway.control.records import default_name
+from podway.decoding import from_json, json_decoder
 from podway.errors import UserError
 from podway.home import home
 from podway.server import api
@@ -193,7 +194,7 @@ class Client:
 
     def watch(self, cluster: str, job: int, **options: Any) -> Iterator[api.Frame]:
         """Follow a job to its end, across restarts of the server: nothing is lost and nothing comes twice."""
-        cursor, event, decoder = "", int(options.pop("event", 0)), msgspec.json.Decoder(api.Frame)
+        cursor, event, decoder = "", int(options.pop("event", 0)), json_decoder(api.Frame)
         broken_since: float | None = None
         while True:
             query = _query({**options, "cursor": cursor, "event": event})
@@ -220,7 +221,7 @@ class Client:
     def _call(self, method: str, path: str, kind: type[T], body: msgspec.Struct | None = None) -> T:
         data = None if body is None else msgspec.json.encode(body)
         with self._open(method, path, data, "application/json") as response:
-            return msgspec.json.decode(response.read(), type=kind)
+            return from_json(response.read(), kind)
 
     def _open(
         self, method: str, path: str, data: bytes | Iterable[bytes] | None = None, kind: str = "application/json"
@@ -274,7 +275,7 @@ def _request_id() -> str:
 def _problem(response: Response) -> UserError:
     data = response.read()
     try:
-        error = msgspec.json.decode(data, type=api.ErrorReply).error
+        error = from_json(data, api.ErrorReply).error
     except msgspec.DecodeError:
         return UserError(f"the server answered {response.status}", "is this a Podway server?", status=response.status)
     return UserError(error.what, error.hint, status=response.status)

@@ -9,6 +9,7 @@
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import fcntl
 import getpass
 import json
@@ -56,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"a Podway server already runs for {place}", file=sys.stderr)
         return 1
     _log_to(place / "server.log", options.foreground)
+    faulthandler.enable()  # a fault in native code tells its place in server.out
     # Each host is a socket or two, and a shell gives a program 1,024 files unless it asks for more.
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, 65536)), most))

@@ -24,6 +24,7 @@ from google.auth import exceptions as auth
 from google.auth.credentials import AnonymousCredentials, Credentials
 from google.cloud import storage  # type: ignore[attr-defined]
 
+from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import Entry, Manifest
@@ -142,7 +143,7 @@ class Buckets:
 
     def _known(self, bucket: str) -> dict[str, Kept]:
         try:
-            return msgspec.json.decode((self._cache / f"{bucket}.json").read_bytes(), type=dict[str, Kept])
+            return from_json((self._cache / f"{bucket}.json").read_bytes(), dict[str, Kept])
         except (OSError, msgspec.DecodeError):
             return {}
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
+from podway.decoding import from_plain
 from podway.errors import UserError
 from podway.task.fields import did_you_mean
 from podway.task.yamlfile import Mapping, Node, Scalar, Sequence, parse
@@ -124,7 +125,7 @@ def _record(kind: Any) -> Any:
 
 def _convert(tree: dict[str, Any], where: str) -> TrainConfig:
     try:
-        return msgspec.convert(tree, TrainConfig, strict=False)
+        return from_plain(tree, TrainConfig, strict=False)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at ")
         key = path.strip("`").removeprefix("$").lstrip(".")

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from podway.decoding import from_json
 from podway.errors import UserError
 
 N = TypeVar("N", bound=np.generic)
@@ -54,7 +55,7 @@ class TokenShard:
     """A whole shard, mapped into memory."""
 
     def __init__(self, place: Path) -> None:
-        self.about = msgspec.json.decode((place / "about.json").read_bytes(), type=About)
+        self.about = from_json((place / "about.json").read_bytes(), About)
         self.tokens: NDArray[np.uint16] | NDArray[np.uint32]
         if self.about.width == 2:
             self.tokens = _map(place / "tokens.bin", np.uint16, self.about.tokens)

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from podway.catalog.generations import GENERATIONS
+from podway.decoding import from_plain
 from podway.testing.cloud.buckets import PERMISSIONS
 from podway.testing.cloud.capacity import BEST_EFFORT, ON_DEMAND, SPOT
 from podway.testing.cloud.faults import Rule
@@ -86,7 +87,7 @@ class Commands:
 
     async def _add_fault(self, asked: dict[str, Any]) -> Any:
         try:
-            rule = msgspec.convert(asked, Rule)
+            rule = from_plain(asked, Rule)
         except msgspec.ValidationError as error:
             raise invalid(f"This is no fault: {error}") from None
         return {"id": self._sandbox.faults.add(rule)}

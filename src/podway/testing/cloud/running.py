@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from podway.decoding import from_json
+
 END_S = 30.0
 
 
@@ -76,7 +78,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 def find_sandbox(state: Path) -> Running | None:
     """The one that keeps its state there, if it runs."""
     try:
-        found = msgspec.json.decode((state / "sandbox.json").read_bytes(), type=Running)
+        found = from_json((state / "sandbox.json").read_bytes(), Running)
         os.kill(found.pid, 0)
     except (OSError, msgspec.DecodeError):
         return None
@@ -102,7 +104,7 @@ def start_sandbox(state: Path, *options: str) -> tuple[Running, subprocess.Popen
         process.wait(END_S)
         said = (state / "sandbox.log").read_text(errors="replace").strip().splitlines()
         raise SandboxError(said[-1] if said else "the sandbox did not start")
-    return msgspec.json.decode(line, type=Running), process
+    return from_json(line, Running), process
 
 
 @contextlib.contextmanager
