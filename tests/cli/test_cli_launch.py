@@ -150,6 +150,17 @@ def test_an_existing_cluster_is_used_and_the_queue_told(run: Run, stub: Stub) ->
     )
 
 
+def test_a_job_beside_the_queue_waits_for_nobody(run: Run, stub: Stub) -> None:
+    stub.add(records.cluster())
+    stub.jobs["demo"] = [
+        records.job(2, state="RUNNING", ended=None),
+        records.job(3, state="PENDING", ended=None, exclusive=False),
+    ]
+    stub.launch_job = 3
+    stub.frames = GOOD[5:]
+    assert "ahead of it" not in run("exec", "demo", "true").out
+
+
 def test_flags_become_the_request(run: Run, stub: Stub) -> None:
     stub.frames = GOOD
     flags = ["--down", "-i", "10", "--no-setup", "--raw", "-n", "job", "--num-nodes", "2", "--use-spot", "--env", "A=1"]

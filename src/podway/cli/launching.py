@@ -161,9 +161,9 @@ def _see_through(client: Client, screen: Screen, reply: LaunchReply, wishes: Wis
 
 
 def _tell_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
-    ahead = [one for one in client.jobs(cluster, limit=100) if one.number < job and one.exclusive]
-    waiting = [one for one in ahead if one.state not in ENDED]
-    if waiting:
+    queue = [one for one in client.jobs(cluster, limit=100) if one.exclusive]
+    waiting = [one for one in queue if one.number < job and one.state not in ENDED]
+    if waiting and any(one.number == job for one in queue):  # a job beside the queue waits for nobody
         screen.line(f"{MORE} Waiting for {count(len(waiting), 'job')} ahead of it.")
 
 
