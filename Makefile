@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint soak bench bench-scale bench-plan bench-train bench-aot clean
+.PHONY: help setup demo test system-packages clients lint soak bench bench-scale bench-plan bench-train bench-aot clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,10 +21,14 @@ demo: setup  ## Train a tiny model on a simulated 4-host slice, serve it, measur
 	@bash tools/demo
 
 test: setup  ## Lint, types and every test (under 15 minutes on 2 cores)
+	@$(MAKE) -s -j3 --output-sync system-packages clients lint
+	$(BIN)/python -m pytest -n 3 --dist loadfile tests
+
+system-packages:
 	@bash tools/system-packages
+
+clients: setup
 	@bash tools/clients
-	$(MAKE) lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests
 
 lint: setup  ## ruff and mypy --strict
 	$(BIN)/ruff check src tests
@@ -38,8 +42,7 @@ soak: setup  ## The long fuzz, chaos and load runs
 bench: setup  ## CPU of the CLI beside sky and dstack, launch and exec overhead, log merging: writes docs/benchmarks.md
 	$(BIN)/python -m podway.bench.spine
 
-bench-scale: setup  ## As root: 64 namespace hosts over ssh, files against rsync, logs, 1,000 endpoints (25 minutes): docs/benchmarks.md
-	@bash tools/system-packages
+bench-scale: setup system-packages  ## As root: 64 namespace hosts over ssh, files against rsync, logs, 1,000 endpoints (25 minutes): docs/benchmarks.md
 	$(BIN)/python -m podway.bench.scale
 
 bench-plan: setup  ## The planner's predictions beside published results: writes docs/planning.md

@@ -1,4 +1,4 @@
-"""Shared by all tests: a Podway home of its own for each test that wants one, and no silent skips in CI."""
+"""Shared by all tests: a compiler that hurries, a Podway home of its own for each test that wants one, no silent skips in CI."""
 
 import os
 import shutil
@@ -12,6 +12,11 @@ import psutil
 import pytest
 
 SKIPPED: list[str] = []
+# Small programs are compiled by the hundred and run a few times each. Said before jax starts; processes that tests start inherit it.
+HURRY = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+)
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HURRY}".strip()
 NOT_HERE = "the kernel has no"  # what no installation can mend is skipped in CI as well
 
 

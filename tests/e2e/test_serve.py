@@ -7,10 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import wait_until
+from tests.conftest import HURRY, wait_until
 from tests.e2e.harness import Podway
 from tests.e2e.test_commands import EXAMPLES, podway
-from tests.serve.gang import QUICKLY
 from tests.serve.test_hosts import MODEL, PROMPTS, greedy_text
 
 FLAGS = "--max-len 64 --max-seqs 2 --prompt-tokens 16 --pages 40"
@@ -27,7 +26,7 @@ def test_a_model_over_a_v6e_16_answers_and_is_measured(pod: Podway, tmp_path: Pa
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     task = tmp_path / "serve.yaml"
-    quick = f'export XLA_FLAGS="$XLA_FLAGS {QUICKLY}"'  # the example's own run, compiled for a moment's use
+    quick = f'export XLA_FLAGS="$XLA_FLAGS {HURRY}"'  # the example's own run, compiled for a moment's use
     task.write_text((EXAMPLES / "serve-llama2-7b.yaml").read_text().replace("run: |", f"run: |\n  {quick}", 1))
     values = {"MODEL": str(MODEL), "FLAGS": FLAGS, "TP": "16", "PORT": str(port)}
     settings = [word for name, value in values.items() for word in ("--env", f"{name}={value}")]

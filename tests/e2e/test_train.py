@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from podway.task.task import Task
-from tests.conftest import wait_until
+from tests.conftest import HURRY, wait_until
 from tests.e2e.harness import FOUR_HOSTS, Podway, task
 
 STEPS, SAVED_EVERY = 14, 4
-HURRY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 
 def training(output: Path, cache: Path, pause: float = 0) -> Task:

@@ -1,17 +1,4 @@
-"""Eight CPU devices for the whole session, enough for every mesh in these tests, and a compiler that hurries.
-
-Both must be said before jax starts: small programs are compiled here by the dozen and each runs once.
-"""
-
-import os
-
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-    ]
-).strip()
+"""Eight CPU devices for the whole session, enough for every mesh in these tests. Said before jax starts."""
 
 import jax
 import pytest

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.conftest import HURRY
+
 # As tests/serve/tiny.py's QUICK: the programs run for a moment only.
-QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
 class Gang:
@@ -62,7 +63,7 @@ def gang(hosts: int, devices: int, arguments: list[str], seconds: float = 200) -
     for rank in range(hosts):
         found = {
             "PODWAY_NUM_HOSTS": str(hosts), "PODWAY_RANK": str(rank), "PODWAY_HOST_IP": "127.0.0.1", "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICKLY}",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HURRY}",
             "JAX_COMPILATION_CACHE_DIR": str(Path(".cache/jax").absolute()),
             "OMPI_MCA_orte_hnp_uri": f"1.0;tcp://127.0.0.1:{port}", "OMPI_COMM_WORLD_SIZE": str(hosts),
             "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": "0",

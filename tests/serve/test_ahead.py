@@ -20,6 +20,7 @@ from podway.serve.engine import programs_of
 pytest.importorskip("libtpu")
 QUIET = {
     "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "XLA_FLAGS": "",
 }  # fmt: skip
 # In a process of its own: libtpu is configured once. A tiny model, so that lowering and one compilation take seconds.
 LOWER = """

@@ -16,7 +16,7 @@ import pytest
 from podway.model import decoder
 from podway.model.export import save_weights
 from podway.model.families import find_model
-from tests.serve.gang import QUICKLY
+from tests.conftest import HURRY
 from tests.serve.tiny import all_logits
 
 SMALL = ["--max-len", "64", "--max-seqs", "2", "--prompt-tokens", "32", "--pages", "40", "--port", "0"]
@@ -60,7 +60,7 @@ def test_a_folder_is_served_again_after_kill_9_without_compiling(tmp_path: Path)
     shape = find_model("tiny-llama3")
     tree = decoder.init(shape, jax.random.key(3), jnp.float32)
     save_weights(tree, shape, tmp_path / "model")
-    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICKLY}
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": HURRY}
     environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"} | flags
     compiled = tmp_path / "compiled"
     arguments = [str(tmp_path / "model"), *SMALL, "--compile-cache", str(compiled)]

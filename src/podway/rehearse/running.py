@@ -148,6 +148,7 @@ def environment(rehearsal: Rehearsal) -> dict[str, str]:
         "TPU_ACCELERATOR_TYPE": rehearsal.tpu.accelerator_type,
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "LIBTPU_INIT_ARGS": " ".join(flags),
+        "XLA_FLAGS": "",  # this machine's, for its own devices: libtpu ends at the first that it does not know
         "TPU_STDERR_LOG_LEVEL": "3",
     }
 
