@@ -14,8 +14,6 @@ from pathlib import Path
 
 from tests.conftest import HURRY
 
-# As tests/serve/tiny.py's QUICK: the programs run for a moment only.
-
 
 class Gang:
     """The processes, their output so far, and the address of the first once it is ready."""

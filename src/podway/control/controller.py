@@ -20,7 +20,7 @@ import msgspec
 from podway import crash
 from podway.control import provisioning
 from podway.control.archive import Archive
-from podway.control.decide import Action, decide
+from podway.control.decide import Action, decide, lost
 from podway.control.failover import Place, Record
 from podway.control.fleet import Fleet
 from podway.control.gang import Gang
@@ -138,7 +138,7 @@ class Controller:
                 await self._fail_over(jobs, action.reason, seen)
                 return 0
             case "recover" | "lose":
-                await self._lost(jobs, action)
+                await self._lost(action.reason)
                 return 0
             case "fail-jobs":
                 await self._end_jobs(
@@ -187,10 +187,13 @@ class Controller:
         else:
             await self._give_up(jobs, text, JobState.FAILED_NO_RESOURCE)
 
-    async def _lost(self, jobs: list[Job], action: Action) -> None:
+    async def _lost(self, reason: str) -> None:
         """The hosts are gone, or count as gone: jobs that come back wait, the others have failed."""
-        back = [job for job in jobs if job.number in action.jobs]
         await self._drop_gangs()
+        # Decided again on the rows as they are now: a job that was waiting when the hosts were looked at may have begun since.
+        jobs = await asyncio.to_thread(self.parts.store.jobs, self.cluster_id, open_only=True)
+        action = lost(jobs, reason)
+        back = [job for job in jobs if job.number in action.jobs]
         await self._end_jobs(
             [job for job in jobs if job not in back], JobState.FAILED_DRIVER, f"its hosts were lost: {action.reason}"
         )
@@ -333,7 +336,9 @@ class Controller:
                 return
             except Stale:
                 fresh = await asyncio.to_thread(self.parts.store.job, job.cluster_id, job.number)
-                if fresh is None or fresh.done or fresh.version == job.version:
+                if fresh is not None and fresh.done:
+                    return
+                if fresh is None or fresh.version == job.version:
                     raise
                 job = fresh
         raise Stale("the job's row keeps changing")

@@ -73,14 +73,14 @@ def _towards_up(cluster: Cluster, jobs: list[Job], seen: Observation, now: float
             if cluster.state is not ClusterState.UP or cluster.hosts != seen.hosts:
                 return Action(verb="mark", state=ClusterState.UP)
             if any(needs_new_hosts(job, cluster.generation) for job in jobs):
-                return _lost(jobs, "a host was lost")
+                return lost(jobs, "a host was lost")
             return _when_up(cluster, jobs, now)
         case "stopped" if cluster.state is ClusterState.UP and cluster.autostop is not None and not jobs:
             return Action(verb="autostop", reason="stopped by its head host, idle without a server")
         case "stopped":
             return Action(verb="start")
         case "failed" | "preempted" | "absent" | "deleting" if cluster.state is ClusterState.UP:
-            return _lost(jobs, _why_lost(cluster, jobs, seen, now))
+            return lost(jobs, _why_lost(cluster, jobs, seen, now))
         case "failed" | "preempted":
             return Action(verb="fail-over", reason=seen.reason or seen.condition)
         case "absent" | "creating" | "deleting":
@@ -111,7 +111,8 @@ def _while_waiting(cluster: Cluster, jobs: list[Job], now: float) -> Action | No
     return None
 
 
-def _lost(jobs: list[Job], why: str) -> Action:
+def lost(jobs: list[Job], why: str) -> Action:
+    """The hosts are gone: make them anew for the jobs that outlive them, or let the cluster go too."""
     if any(survives_loss(job) and comes_back(job, "interruption") for job in jobs):
         return Action(verb="recover", jobs=tuple(job.number for job in jobs if survives_loss(job)), reason=why)
     return Action(verb="lose", reason=why)

@@ -376,7 +376,7 @@ class Gang:
             new = msgspec.structs.replace(self.job, **changes)
             event = self._event(text, new, detail or {})
             try:
-                self.job = await asyncio.to_thread(self.store.save_job, new, owner=self.owner, events=(event,))
+                self.job = await self._write(new, event)
                 return
             except Stale:
                 fresh = await asyncio.to_thread(self.store.job, self.cluster.id, self.job.number)
@@ -385,6 +385,15 @@ class Gang:
                 reason = {} if "reason" in changes else {"reason": fresh.reason}
                 self.job = msgspec.structs.replace(self.job, version=fresh.version, cancel=fresh.cancel, **reason)
         raise Stale("the job's row keeps changing")
+
+    async def _write(self, new: Job, event: Event) -> Job:
+        """A write is not left behind when the gang is dropped: whoever drops it reads the row next."""
+        writing = asyncio.create_task(asyncio.to_thread(self.store.save_job, new, owner=self.owner, events=(event,)))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait([writing])
+            raise
 
     def _event(self, text: str, job: Job, detail: dict[str, Any]) -> Event:
         label = {"state": job.state.value, **detail}
