@@ -20,14 +20,14 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup  ## Train a tiny model on a simulated 4-host slice, serve it, measure it, ask it
 	@bash tools/demo
 
-test: setup  ## Lint, types and every test (under 15 minutes on 2 cores)
+test:  ## Lint, types and every test (under 15 minutes on 2 cores)
 	@$(MAKE) -s -j3 --output-sync system-packages clients lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile tests
 
 system-packages:
 	@bash tools/system-packages
 
-clients: setup
+clients:
 	@bash tools/clients
 
 lint: setup  ## ruff and mypy --strict
