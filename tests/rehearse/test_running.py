@@ -112,15 +112,19 @@ def test_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
     )
     asking = tmp_path / "asking.py"
     asking.write_text(
-        "import subprocess, sys\n"
+        "import faulthandler, signal, subprocess, sys\n"
         "from podway.rehearse import running\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, whatever started the tests\n"
+        "signal.pthread_sigmask(signal.SIG_SETMASK, [])\n"
+        "faulthandler.register(signal.SIGUSR1)\n"
         "from tests.rehearse.test_running import TINY\n"
         "real = subprocess.Popen\n"
         f"running.subprocess.Popen = lambda command, **more: real([sys.executable, {str(script)!r}], **more)\n"
         "running.rehearse([TINY])\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen([sys.executable, str(asking)], env=env, stderr=subprocess.DEVNULL)
+    with open(tmp_path / "said", "wb") as said:
+        process = subprocess.Popen([sys.executable, str(asking)], env=env, stderr=said)
     deadline = time.monotonic() + 30
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert time.monotonic() < deadline and process.poll() is None
@@ -128,7 +132,13 @@ def test_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
     worker = int((tmp_path / "pid").read_text())
     assert alive(worker)
     process.send_signal(signal.SIGINT)
-    process.wait(30)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGUSR1)  # where does it stand?
+        time.sleep(1)
+        process.kill()
+        raise AssertionError((tmp_path / "said").read_text()) from None
     while alive(worker):
         assert time.monotonic() < deadline
         time.sleep(0.05)
