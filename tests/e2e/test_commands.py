@@ -122,6 +122,13 @@ def test_a_shell_on_a_host(pod: Podway) -> None:
     podway("down", "-y", "h")
 
 
+def test_a_server_that_nobody_buries_is_stopped_all_the_same(pod: Podway) -> None:
+    """Its parent, this test, does not ask for its exit code: it stays a zombie, as under the first process of many containers."""
+    pod.start()
+    assert "The Podway server is stopped." in podway("server", "stop")
+    assert pod.child.wait(0) == -signal.SIGTERM
+
+
 def test_dryrun_prints_the_request_and_makes_nothing(pod: Podway) -> None:
     done = subprocess.run(
         [PODWAY, "launch", "--dryrun", "-c", "d", "--tpus", "v6e-16", "true"], capture_output=True, text=True

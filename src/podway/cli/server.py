@@ -188,8 +188,9 @@ def _running() -> InfoReply | None:
 
 
 def _alive(pid: int) -> bool:
+    """A zombie has ended, though its parent has not looked yet: the first process of a container may never look."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
         return False
-    return True
+    return state not in "ZX"
