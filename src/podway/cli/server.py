@@ -20,6 +20,7 @@ from podway.cli.tables import table
 from podway.cli.words import ago
 from podway.errors import UserError
 from podway.home import home
+from podway.hosts.agent import processes
 from podway.server.api import InfoReply
 from podway.server.client import Client
 from podway.server.starting import start_server
@@ -189,8 +190,5 @@ def _running() -> InfoReply | None:
 
 def _alive(pid: int) -> bool:
     """A zombie has ended, though its parent has not looked yet: the first process of a container may never look."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
+    process = processes.read(pid)
+    return process is not None and process.alive

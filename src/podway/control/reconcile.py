@@ -14,6 +14,7 @@ import uuid
 from pathlib import Path
 
 from podway.control.controller import Controller, Parts
+from podway.hosts.agent import processes
 
 LEASE_S = 15.0
 POLL_S = 1.0  # how soon a server sees what another one wrote to the shared database
@@ -36,11 +37,8 @@ def is_dead(owner: str) -> bool:
 
 
 def _start_time(pid: int) -> str:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]  # a zombie is dead, though its parent has not looked yet
+    process = processes.read(pid)
+    return str(process.start) if process is not None and process.alive else ""
 
 
 class Reconciler:
