@@ -79,7 +79,7 @@ def test_a_killed_runners_processes_are_killed_and_the_phase_is_lost(host):
     began = time.monotonic()
     os.kill(host.runner(), signal.SIGKILL)
     lost(host)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30  # its processes would have gone on for 60
     assert len(pids_in(host.home / "pids")) == 3
     assert not [pid for pid in pids_in(host.home / "pids") if alive(pid)]
 
@@ -155,8 +155,10 @@ def test_a_reused_pid_is_nobody_of_ours(host):
     host.printed(b"up\n")
     runner = host.runner()
     host.kill_agent()
-    processes.send(host.marked(), signal.SIGKILL)
+    os.kill(runner, signal.SIGKILL)  # before its script: a runner that lives writes down how that ended
     until(lambda: not alive(runner))
+    processes.send(host.marked(), signal.SIGKILL)
+    until(lambda: not host.marked())
     bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         begun = host.state / "jobs/job/run/runner.json"

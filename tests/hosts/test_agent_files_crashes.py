@@ -2,20 +2,18 @@
 
 import contextlib
 import errno
-import os
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+import crasher
 import pytest
 from file_trees import MEMORY, Host, Tree, build, expected, one_file, scanned, snapshot
 
-from podway.hosts.agent import apply as apply_module
-from podway.hosts.agent import packs, place, records
 from podway.hosts.agent.phase import Refused
 from podway.hosts.tree import Scan
 
@@ -43,50 +41,32 @@ NEW: Tree = {
 }
 THIRD: Tree = {b"keep": ("file", 0o644, b"keep"), b"other": ("file", 0o644, b"moved content")}
 JOB: Tree = {b"out": ("file", 0o640, b"a job's"), b"dir/log": ("file", 0o640, b"a job's log")}
-STEPS = ("rename", "unlink", "mkdir", "rmdir", "symlink", "link", "chmod", "fchmod", "utime", "fdopen")
 
 
-class Faulty:
-    """`os`, in which the n-th change of the disk is where something happens."""
-
-    def __init__(self, at: int, happen: Callable[[], None]) -> None:
-        self.left = at
-        self._happen = happen
-
-    def __getattr__(self, name: str) -> Any:
-        true = getattr(os, name)
-        if name not in STEPS:
-            return true
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self.left -= 1
-            if self.left == -1:
-                self._happen()
-            return true(*args, **kwargs)
-
-        return step
+Crash = Callable[[Host, Scan, str, int], bool]
 
 
-def _crash(host: Host, scan: Scan, dest: str, at: int) -> bool:
+@pytest.fixture(scope="module")
+def crash() -> Iterator[Crash]:
     """Apply in another process that is gone at its n-th step; whether it came that far."""
-    child = os.fork()
-    if child == 0:
-        faulty = Faulty(at, lambda: os._exit(9))
-        for module in (apply_module, place, records, packs):
-            module.os = faulty  # type: ignore[attr-defined]
-        try:
-            host.call("files.apply", dest=dest, manifest_id=scan.manifest.id)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 9)
-    return code == 9
+    with subprocess.Popen(
+        [sys.executable, crasher.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def crash(host: Host, scan: Scan, dest: str, at: int) -> bool:
+            assert process.stdin and process.stdout
+            fields = {"dest": dest, "manifest_id": scan.manifest.id}
+            print(json.dumps([at, str(host.state), fields]), file=process.stdin, flush=True)
+            code = int(process.stdout.readline())
+            assert code in (0, crasher.GONE)
+            return code == crasher.GONE
+
+        yield crash
 
 
 @pytest.mark.parametrize("disk", ["same", "other"])
 @pytest.mark.parametrize("then", ["again", "another"])
-def test_killed_at_every_step_and_brought_on(tmp_path: Path, disk: str, then: str) -> None:
+def test_killed_at_every_step_and_brought_on(tmp_path: Path, crash: Crash, disk: str, then: str) -> None:
     elsewhere = MEMORY if disk == "same" else str(tmp_path)
     if disk == "other" and (MEMORY is None or Path(MEMORY).stat().st_dev == tmp_path.stat().st_dev):
         pytest.skip("there is no second disk here")
@@ -98,7 +78,7 @@ def test_killed_at_every_step_and_brought_on(tmp_path: Path, disk: str, then: st
             host.bring(old, str(dest))
             build(dest, JOB)
             host.call("files.put", b"".join(new.pack(host.missing(new, str(dest)))))
-            crashed = _crash(host, new, str(dest), at)
+            crashed = crash(host, new, str(dest), at)
             seen = {item[2] for path, item in snapshot(dest).items() if item[0] == "file" and b".podway." not in path}
             assert seen <= whole
             host.bring(new if then == "again" or not crashed else third, str(dest))
@@ -111,14 +91,14 @@ def test_killed_at_every_step_and_brought_on(tmp_path: Path, disk: str, then: st
     assert at > 30
 
 
-def test_a_crash_before_a_change_of_kind_costs_nobody_a_file(tmp_path: Path) -> None:
+def test_a_crash_before_a_change_of_kind_costs_nobody_a_file(tmp_path: Path, crash: Crash) -> None:
     """Of a directory's crashed apply, nothing may be cleaned up beside the one file that takes its place."""
     folder = scanned(tmp_path / "t", {b"a": ("file", 0o644, b"lookalike"), b"b": ("file", 0o644, b"b")})
     for at in range(100):
         host = Host(tmp_path / f"home{at}")
         (host.home / "a").write_bytes(b"lookalike")
         host.call("files.put", b"".join(folder.pack(host.missing(folder, "~/x"))))
-        crashed = _crash(host, folder, "~/x", at)
+        crashed = crash(host, folder, "~/x", at)
         with contextlib.suppress(Refused):  # what the crash left is in the way: nothing is removed unasked
             host.bring(one_file(tmp_path, b"one"), "~/x")
         assert (host.home / "a").read_bytes() == b"lookalike"
@@ -142,9 +122,9 @@ def test_a_full_disk_at_every_step(
         host.bring(old)
         host.call("files.put", b"".join(new.pack(host.missing(new, "~/w"))))
         try:
-            faulty = Faulty(at, full)
+            faulty = crasher.Faulty(at, full)
             with monkeypatch.context() as patch:
-                for module in (apply_module, place, records, packs):
+                for module in crasher.MODULES:
                     patch.setattr(module, "os", faulty)
                 host.call("files.apply", dest="~/w", manifest_id=new.manifest.id)
         except Refused as error:

@@ -124,6 +124,21 @@ def test_errors_name_the_path(tmp_path: Path) -> None:
         scan(tmp_path / "pipe")
 
 
+# Root may read everything: be somebody else.
+SCAN_AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from podway.errors import UserError
+from podway.hosts.tree import scan
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    scan(Path(sys.argv[1]))
+except UserError as error:
+    print(error, end="")
+"""
+
+
 @pytest.mark.parametrize("what", ["file", "folder", "ignore file"])
 def test_the_unreadable_is_named(what: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -134,21 +149,7 @@ def test_the_unreadable_is_named(what: str) -> None:
         else:
             target.write_text("x")
         target.chmod(0)
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:  # root may read everything: be somebody else
-            try:
-                if os.getuid() == 0:
-                    os.setuid(65534)
-                scan(Path(folder))
-            except UserError as error:
-                os.write(write, str(error).encode())
-            finally:
-                os._exit(0)
-        os.close(write)
-        os.waitpid(child, 0)
-        said = os.read(read, 1000).decode()
-        os.close(read)
+        said = subprocess.run([sys.executable, "-c", SCAN_AS_NOBODY, folder], capture_output=True, text=True).stdout
         target.chmod(0o700)
     assert said.startswith(f"cannot read {target}") and "Permission denied" in said and "\n  " in said
 

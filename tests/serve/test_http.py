@@ -208,7 +208,11 @@ def test_a_client_that_leaves_frees_its_pages(server: Live) -> None:
         next(response.iter_lines())
     server.wait_until_empty()
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json={**body, "stream": False, "n": 20}, timeout=0.05)
+        httpx.post(
+            f"{server.url}/v1/completions",
+            json={**body, "stream": False, "n": 20},
+            timeout=httpx.Timeout(30, read=0.05),
+        )
     server.wait_until_empty()
     assert "cancelled" in httpx.get(f"{server.url}/metrics").text
 
