@@ -23,12 +23,13 @@ BETWEEN = (
     "recover.jobs-marked",
 )  # beside points that are walked each time
 
-# Counts on from where it stood, as a trainer with its checkpoint does; the place outlives the hosts.
+# Counts on from where it stood, as a trainer with its checkpoint does; the place outlives the hosts. A step is kept whole or not at
+# all: killed between the truncation of a file and its writing, it would begin anew.
 STEPS = """
 state=$KEPT/step-$PODWAY_RANK
 for i in $(seq $(cat $state 2>/dev/null || echo 0) {last}); do
   echo "attempt $PODWAY_ATTEMPT job $PODWAY_JOB_ID step $i"
-  echo $((i + 1)) > $state
+  echo $((i + 1)) > $state.new && mv $state.new $state
   sleep 0.05
 done
 """
