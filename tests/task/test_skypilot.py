@@ -103,7 +103,15 @@ def test_topology_must_fit() -> None:
     error = refused(resources("accelerators: tpu-v6e-16\naccelerator_args: {topology: 2x4}"))
     assert "16 chips" in error.what
     both = "accelerators: tpu-v6e-16\nuse_spot: true\naccelerator_args: {reservation: r}"
-    assert "reservation" in refused(resources(both)).what
+    assert "use_spot and a reservation are different kinds of capacity" in refused(resources(both)).what
+
+
+def test_best_effort() -> None:
+    best = "accelerators: tpu-v6e-16\naccelerator_args: {{best_effort: true{}}}"
+    assert only(read(resources(best.format("")))).best_effort
+    assert "a reservation and best_effort" in refused(resources(best.format(", reservation: r"))).what
+    assert "queued resource only" in refused(resources(best.format(", gcp_queued_resource: false"))).what
+    assert "use_spot and best_effort" in refused(resources("use_spot: true\n" + best.format(""))).what
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def order_of(offer: Offer, resources: Resources, valid_until_s: float | None = N
         tpu_vm=wanted.tpu_vm if wanted else True,
         queued=wanted.queued if wanted else None,
         reservation=wanted.reservation if wanted else None,
+        best_effort=wanted.best_effort if wanted else False,
         valid_until_s=valid_until_s,
         instance_type=resources.instance_type,
         tpu_name=wanted.tpu_name if wanted else None,

@@ -17,6 +17,7 @@ class SliceOptions(msgspec.Struct, frozen=True, kw_only=True):
     tpu_name: str | None = None
     queued: bool | None = None
     reservation: str | None = None
+    best_effort: bool = False
 
 
 def accelerator(field: Field, name: str, options: SliceOptions = SliceOptions()) -> Accelerator:
@@ -43,4 +44,5 @@ def accelerator(field: Field, name: str, options: SliceOptions = SliceOptions())
         tpu_name=options.tpu_name,
         queued=options.queued,
         reservation=options.reservation,
+        best_effort=options.best_effort,
     )

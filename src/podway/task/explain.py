@@ -84,6 +84,7 @@ def _resource_text(one: Resources, slices: int) -> str:
         "" if wanted.tpu_vm else f"a TPU Node {wanted.tpu_name or ''}".strip(),
         "as a queued resource" if wanted.queued else "",
         f"reservation {wanted.reservation}" if wanted.reservation else "",
+        "best effort" if wanted.best_effort else "",
     ]
     times = f"{slices} x " if slices > 1 else ""
     return f"{times}{found.accelerator_type}: {_facts(found)}; {', '.join(filter(None, extra))}{where}"

@@ -73,6 +73,7 @@ _ACCELERATOR_ARGS = Table(
         "gcp_queued_resource": _about(Flag(), "Ask for the slice as a queued resource."),
         "topology": _about(Text(), "Podway's own: the shape of the slice, such as 4x4 or 4x4x8."),
         "reservation": _about(Text(), "Podway's own: the reservation to take the slice from."),
+        "best_effort": _about(Flag(), "Podway's own: idle capacity that may be taken back, as a queued resource."),
     }
 )
 

@@ -91,8 +91,7 @@ def _resources(layer: Layers, at: Field, name: str | None, overrides: Overrides,
     slice_wanted = None if name is None else accelerator(at, name, _slice_options(layer, name, overrides, notes))
     where = _placement(layer, overrides)
     spot = overrides.use_spot if overrides.use_spot is not None else _flag(layer, "use_spot", False)
-    if slice_wanted and slice_wanted.reservation and spot:
-        raise layer.inner.error("spot capacity cannot come from a reservation", "remove use_spot or the reservation")
+    _check_tier(layer, slice_wanted, spot)
     cost, kind, opened, labels = (layer.get(key) for key in ("max_hourly_cost", "instance_type", "ports", "labels"))
     return [
         Resources(
@@ -122,7 +121,7 @@ def _slice_options(layer: Layers, name: str, overrides: Overrides, notes: list[s
             _note(notes, f"{dropped.path}: not used, since --tpus names another TPU than the file")
         version = topology = None
     tpu_vm, queued = args.get("tpu_vm"), args.get("gcp_queued_resource")
-    tpu_name, reservation = args.get("tpu_name"), args.get("reservation")
+    tpu_name, reservation, best_effort = (args.get(key) for key in ("tpu_name", "reservation", "best_effort"))
     is_vm = tpu_vm.flag() if tpu_vm else True
     if tpu_name and is_vm:
         _note(notes, f"{tpu_name.path}: it names a TPU Node; a TPU VM is named after its cluster")
@@ -133,7 +132,24 @@ def _slice_options(layer: Layers, name: str, overrides: Overrides, notes: list[s
         tpu_name=tpu_name.words() if tpu_name and not is_vm else None,
         queued=queued.flag() if queued else None,
         reservation=reservation.words() if reservation else None,
+        best_effort=best_effort.flag() if best_effort else False,
     )
+
+
+def _check_tier(layer: Layers, wanted: Accelerator | None, spot: bool) -> None:
+    """Capacity is of one kind: on demand, spot, reserved or best effort."""
+    tiers = {
+        "use_spot": spot,
+        "a reservation": bool(wanted and wanted.reservation),
+        "best_effort": bool(wanted and wanted.best_effort),
+    }
+    asked = [tier for tier, is_asked in tiers.items() if is_asked]
+    if len(asked) > 1:
+        raise layer.inner.error(f"{' and '.join(asked)} are different kinds of capacity", "keep one of them")
+    if wanted and wanted.best_effort and wanted.queued is False:
+        raise layer.inner.error(
+            "best-effort capacity comes as a queued resource only", "leave gcp_queued_resource: false out"
+        )
 
 
 def _same_generation(layer: Layers, name: str) -> bool:

@@ -24,6 +24,7 @@ class Accelerator(Record, frozen=True):
     tpu_name: str | None = None  # the TPU Node's name, where the file fixes it
     queued: bool | None = None  # ask for a queued resource; None: the provider decides
     reservation: str | None = None
+    best_effort: bool = False  # capacity that may be taken back, at the price of on demand
 
 
 class Placement(Record, frozen=True):
