@@ -564,6 +564,49 @@ def test_zones_that_do_not_offer_the_slice_are_named_and_blocked(gcp: GcpProvide
     assert costs == sorted(costs)
 
 
+def test_quota_is_read_before_a_zone_is_tried(
+    gcp: GcpProvider, cloud: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("podway.providers.gcp_offers.RECENT_S", 0.0)
+    spot_only = "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI"
+
+    def blocked(**wanted: Any) -> dict[tuple[str | None, bool], str]:
+        place = Placement(region="us-east5")
+        resources = Resources(accelerator=Accelerator(type="v6e-16", **wanted), spot="auto", placement=place)
+        return {(offer.zone, offer.spot): offer.blocked for offer in gcp.offers(resources, 2)}
+
+    cloud.command("POST", "quota", {"zone": EAST, "limit": 16})
+    try:
+        first = blocked()
+        assert first[EAST, False] == f"quota tpu-v6e is 16 in {EAST}, and 2 x v6e-16 takes 32"
+        assert first[EAST, True] == f"quota tpu-v6e-preemptible is 16 in {EAST}, and 2 x v6e-16 takes 32"
+        assert not any(why for (zone, _), why in first.items() if zone != EAST)
+        assert not any(blocked(reservation="r").values())  # counted apart
+        cloud.command("POST", "quota", {"limit": 0})
+        assert blocked() == first  # what was read is believed for a while, as long as there is a zone to try
+        cloud.command("POST", "quota", {"limit": None})
+        cloud.command("POST", "quota", {"zone": EAST, "limit": None})
+        cloud.command("POST", "quota", {"limit": 0, "quota": spot_only})
+        fresh = _opened(gcp.account.root)
+        wanted = Resources(accelerator=Accelerator(type="v6e-16"), spot="yes", placement=Placement(zone=EAST))
+        assert "is 0" in fresh.offers(wanted, 1)[0].blocked
+        cloud.command("POST", "quota", {"limit": None, "quota": spot_only})
+        assert fresh.offers(wanted, 1)[0].blocked == ""  # granted since: read again before everything is refused
+    finally:
+        for body in ({}, {"zone": EAST}, {"quota": spot_only}):
+            cloud.command("POST", "quota", {**body, "limit": None})
+
+
+def test_who_may_not_read_quotas_may_try(gcp: GcpProvider, cloud: Running) -> None:
+    cloud.command("POST", "quota", {"zone": EAST, "limit": 0})
+    cloud.command("POST", "faults", {"kind": "error", "service": "serviceusage", "status": "PERMISSION_DENIED"})
+    try:
+        offers = gcp.offers(Resources(accelerator=Accelerator(type="v6e-1"), placement=Placement(zone=EAST)), 1)
+        assert [offer.blocked for offer in offers] == [""]
+    finally:
+        cloud.command("POST", "quota", {"zone": EAST, "limit": None})
+
+
 def test_a_zone_whose_quota_is_nothing_is_not_tried_twice(gcp: GcpProvider, cloud: Running) -> None:
     async def life() -> None:
         cloud.command("POST", "quota", {"zone": EAST, "limit": 0})

@@ -18,6 +18,8 @@ from google.api_core import exceptions
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage, tpu_v1, tpu_v2, tpu_v2alpha1
 from google.longrunning import operations_pb2
+from googleapiclient import discovery
+from googleapiclient.errors import HttpError
 
 from podway.testing.cloud.running import Running, SandboxError, running_sandbox
 from tests.conftest import wait_until
@@ -273,6 +275,45 @@ def test_faults_as_clients_meet_them(client: tpu_v2.TpuClient, parent: str, sand
     assert {f"{parent}/nodes/f", f"{parent}/nodes/slow"} <= living
     for id in ("f", "slow"):
         client.delete_node(name=f"{parent}/nodes/{id}").result(timeout=30)
+
+
+def test_quotas_over_the_discovery_client(sandbox: Running, parent: str) -> None:
+    """Service Usage has no generated client for quotas; the one that reads Google's own description of the API does."""
+    api = discovery.build(
+        "serviceusage",
+        "v1beta1",
+        credentials=AnonymousCredentials(),
+        client_options={"api_endpoint": sandbox.rest},
+        static_discovery=True,
+    )
+    metrics = api.services().consumerQuotaMetrics()
+    service = f"projects/{sandbox.project}/services/tpu.googleapis.com"
+
+    def limits(name: str) -> dict[str, str | None]:
+        found, asked = [], metrics.list(parent=service, pageSize=5)
+        while asked is not None:
+            page = asked.execute()
+            found += page["metrics"]
+            asked = metrics.list_next(asked, page)
+        (one,) = [metric for metric in found if metric["metric"] == f"tpu.googleapis.com/{name}"]
+        (limit,) = one["consumerQuotaLimits"]
+        assert limit["unit"] == "1/{project}/{zone}" and sandbox.zone in limit["supportedLocations"]
+        return {
+            bucket.get("dimensions", {}).get("zone", ""): bucket.get("effectiveLimit")
+            for bucket in limit["quotaBuckets"]
+        }
+
+    assert limits("tpu-v6e") == {"": "-1"}
+    sandbox.command("POST", "quota", {"limit": 64})
+    sandbox.command("POST", "quota", {"zone": sandbox.zone, "limit": 0})
+    try:
+        assert limits("tpu-v5s-litepod-preemptible") == {"": "64", sandbox.zone: None}
+    finally:
+        sandbox.command("POST", "quota", {"zone": sandbox.zone, "limit": None})
+    with pytest.raises(HttpError, match="was not found"):
+        metrics.list(parent=f"projects/{sandbox.project}/services/nothing.googleapis.com").execute()
+    with pytest.raises(HttpError, match="was not found"):
+        metrics.get(name=f"{service}/consumerQuotaMetrics/x").execute()
 
 
 @pytest.fixture

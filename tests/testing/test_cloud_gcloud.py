@@ -93,6 +93,23 @@ def test_queued_resources(gcloud: Gcloud) -> None:
 
 
 @pytest.mark.soak
+def test_quotas(gcloud: Gcloud, sandbox: Running) -> None:
+    """`alpha services quota list` is what people read their TPU quota with."""
+    sandbox.command("POST", "quota", {"zone": "us-east5-b", "limit": 8})
+    try:
+        project = ("--service=tpu.googleapis.com", f"--consumer=projects/{sandbox.project}")
+        found = shown(gcloud, "alpha", "services", "quota", "list", *project)
+    finally:
+        sandbox.command("POST", "quota", {"zone": "us-east5-b", "limit": None})
+    (one,) = [metric for metric in found if metric["metric"] == "tpu.googleapis.com/tpu-v6e"]  # type: ignore[attr-defined]
+    buckets = one["consumerQuotaLimits"][0]["quotaBuckets"]
+    assert {(bucket.get("dimensions", {}).get("zone"), bucket["effectiveLimit"]) for bucket in buckets} == {
+        (None, "-1"),
+        ("us-east5-b", "8"),
+    }
+
+
+@pytest.mark.soak
 def test_alpha_reservations_and_maintenance(gcloud: Gcloud, sandbox: Running) -> None:
     alpha = ("alpha", "compute", "tpus")
     sandbox.command("POST", "reservations", {"zone": "us-east5-b", "name": "mine", "generation": "v6e", "chips": 8})

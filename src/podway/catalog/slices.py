@@ -50,6 +50,11 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
         return _text(self.topology)
 
     @property
+    def count(self) -> int:
+        """The number in its name, TensorCores or chips: what it takes of a project's quota."""
+        return self.cores if self.generation_facts.names_count == "cores" else self.chips
+
+    @property
     def single_host(self) -> bool:
         """Whether one machine holds all of it."""
         return self.hosts == 1

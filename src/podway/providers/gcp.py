@@ -32,7 +32,7 @@ from podway.providers.gcp_records import Records
 from podway.providers.gcp_render import Site, is_queued, render
 from podway.providers.gcp_settings import Account
 from podway.providers.gcp_state import WAITING, Record, State, condition_of, judge
-from podway.providers.gcp_things import KINDS, Kind, Sight, Thing, wanted_of, zone_of
+from podway.providers.gcp_things import KINDS, Kind, Sight, Thing, is_spot, wanted_of, zone_of
 from podway.task.task import Resources
 
 PACE_S = 1.0  # between two looks at one cluster, whoever asks how often
@@ -322,7 +322,7 @@ class GcpProvider:
         if trouble.kind in ("elsewhere", "absent") and zone is not None:
             failures = {**failures, zone: trouble.what}
             if trouble.what.startswith("quota") and " is 0 " in trouble.what:
-                self.market.remember(zone, wanted_of(step), trouble.what)
+                self.market.remember(zone, wanted_of(step), is_spot(step), trouble.what)
         return self.records.change(record, asked=asked, failures=failures)
 
     async def _delete(self, things: Iterable[Thing]) -> None:

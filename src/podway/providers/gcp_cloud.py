@@ -1,7 +1,8 @@
-"""The calls: the official Cloud TPU clients, and Compute Engine over their authorized session; every answer a plain `Thing`.
+"""The calls: the official Cloud TPU clients, and what Compute Engine and Service Usage are asked over an authorized session.
 
-All of it blocks; the provider calls it by `aside`. Nothing is retried here, since whoever calls looks again anyway. An error is a
-`Trouble` (gcp_errors.py) whichever client it came from. With PODWAY_GCP_ENDPOINT the same calls go to an emulator.
+What there is comes as a plain `Thing` and an error as a `Trouble` (gcp_errors.py), whichever client told it. All of it blocks; the
+provider calls it by `aside`. Nothing is retried here, since whoever calls looks again anyway. With PODWAY_GCP_ENDPOINT the same calls
+go to an emulator.
 
 TPU VMs and queued resources are version 2 of the API, over REST. Best-effort capacity is in v2alpha1 only, and legacy TPU Nodes
 are v1; of both the official client speaks gRPC alone.
@@ -25,6 +26,7 @@ from google.protobuf.json_format import ParseError
 
 from podway.providers import Step
 from podway.providers.gcp_errors import Trouble, explain, failed_operation
+from podway.providers.gcp_quota import SERVICE, Quota, read_quotas
 from podway.providers.gcp_settings import Account
 from podway.providers.gcp_things import (
     Kind,
@@ -44,6 +46,7 @@ THREADS = 16
 CALL_S = 30.0
 ASK_S = 8.0  # for what can be done without
 COMPUTE = "https://compute.googleapis.com"
+SERVICE_USAGE = "https://serviceusage.googleapis.com"
 EVERYWHERE = "-"  # the API's word for all zones
 
 Answer = TypeVar("Answer")
@@ -109,6 +112,19 @@ class Cloud:
                 return False
             raise
         return True
+
+    def quotas(self) -> tuple[Quota, ...]:
+        """What the project may hold of each TPU, and where."""
+        url = f"{self._account.settings.endpoint or SERVICE_USAGE}/v1beta1/projects/{self._account.project}"
+        url = f"{url}/services/{SERVICE}/consumerQuotaMetrics"
+        found: list[dict[str, Any]] = []
+        token: str | None = ""
+        while token is not None:
+            params = {"pageSize": "1000", "view": "BASIC", "pageToken": token}
+            page = self._call(functools.partial(self._rest, "GET", url, params=params, seconds=ASK_S))
+            found += page.get("metrics", [])
+            token = page.get("nextPageToken") or None
+        return read_quotas(found)
 
     def guest_attributes(self, path: str) -> list[dict[str, str]]:
         """What each worker of a node says of itself: its ssh host keys among it, as `hostkeys/ssh-ed25519`."""
@@ -241,8 +257,17 @@ class Cloud:
         self, method: str, path: str, body: dict[str, Any] | None = None, params: dict[str, str] | None = None
     ) -> dict[str, Any]:
         """One call of Compute Engine; `path` begins with its version."""
-        url = f"{self._account.settings.endpoint or COMPUTE}/compute/{path}"
-        answer = self._session.request(method, url, json=body, params=params, timeout=CALL_S)
+        return self._rest(method, f"{self._account.settings.endpoint or COMPUTE}/compute/{path}", body, params)
+
+    def _rest(
+        self,
+        method: str,
+        url: str,
+        body: dict[str, Any] | None = None,
+        params: dict[str, str] | None = None,
+        seconds: float = CALL_S,
+    ) -> dict[str, Any]:
+        answer = self._session.request(method, url, json=body, params=params, timeout=seconds)
         if answer.status_code >= 400:
             raise from_http_response(answer)  # type: ignore[no-untyped-call]
         found: dict[str, Any] = answer.json() if answer.content else {}

@@ -1,7 +1,8 @@
 """Where on Google Cloud a slice may be had: the catalog's zones and prices, and what the project is offered there.
 
-Whether the project is offered an accelerator type in a zone is read before it is tried (and remembered for a while); so is a quota
-that was found to be nothing. Such an offer stays in the list with the reason, and is not tried.
+Whether the project is offered an accelerator type in a zone, and how much of it it may hold there (gcp_quota.py), is read before
+it is tried and remembered for a while; so is a quota that a zone said to be nothing. Such an offer stays in the list with the reason,
+and is not tried. Where nobody can tell, trying will.
 """
 
 import time
@@ -14,10 +15,12 @@ from podway.errors import UserError
 from podway.providers import Offer
 from podway.providers.gcp_cloud import Cloud
 from podway.providers.gcp_errors import Trouble
+from podway.providers.gcp_quota import Quota, too_little
 from podway.providers.gcp_settings import Settings
 from podway.task.task import Resources
 
 FRESH_S = 900.0  # what a project is offered changes by days, quotas by requests that take hours
+RECENT_S = 10.0
 AT_ONCE = 8
 CPU_ZONE = "us-central1-a"
 
@@ -27,7 +30,9 @@ class Market:
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
-        self._known: dict[tuple[str, str], tuple[float, str]] = {}  # (zone, type) -> when, why it is blocked
+        self._offered: dict[tuple[str, str], tuple[float, bool]] = {}  # (zone, type) -> when, whether
+        self._refused: dict[tuple[str, str, bool], tuple[float, str]] = {}  # (zone, type, spot) -> when, why
+        self._quotas: tuple[float, tuple[Quota, ...]] = (-FRESH_S, ())
 
     def offers(self, resources: Resources, slices: int, settings: Settings) -> list[Offer]:
         """One for each zone (and tariff, where spot is left open), the cheapest first, unknown prices last."""
@@ -51,35 +56,66 @@ class Market:
                 f"see where it is: podway tpus {tpu.accelerator_type}",
             )
         tariffs = {"yes": (True,), "no": (False,), "auto": (True, False)}[resources.spot]
-        blocked = self._blocked(tpu.accelerator_type, [price.zone for price in prices if price.zone])
-        made = [_offer(tpu, price, slices, spot, blocked) for price in prices for spot in tariffs]
+        own_quota = bool(resources.accelerator.reservation or resources.accelerator.best_effort)
+
+        def judged() -> list[Offer]:
+            self._ask(tpu.accelerator_type, [price.zone for price in prices if price.zone])
+            quotas = () if own_quota else self._quotas[1]
+            return [
+                _offer(tpu, price, slices, spot, self._blocked(tpu, slices, price.zone or "", spot, quotas))
+                for price in prices
+                for spot in tariffs
+            ]
+
+        made = judged()
+        if all(offer.blocked for offer in made) and time.monotonic() - self._quotas[0] > RECENT_S:
+            self._quotas = (-FRESH_S, ())  # perhaps somebody asked for quota since, and got it
+            made = judged()
         return sorted(made, key=lambda offer: (offer.hourly_cost is None, offer.hourly_cost or 0.0, offer.zone or ""))
 
-    def remember(self, zone: str, accelerator_type: str, why: str) -> None:
+    def remember(self, zone: str, accelerator_type: str, spot: bool, why: str) -> None:
         """A zone said no for a reason that will not pass by itself."""
-        self._known[zone, accelerator_type] = (time.monotonic(), why)
+        self._refused[zone, accelerator_type, spot] = (time.monotonic(), why)
 
-    def _blocked(self, accelerator_type: str, zones: Iterable[str]) -> dict[str, str]:
-        """zone -> why it is not to be tried, '' where it may be; asked of the cloud where it is not known yet."""
+    def _blocked(self, tpu: Slice, slices: int, zone: str, spot: bool, quotas: tuple[Quota, ...]) -> str:
+        """Why a zone is not to be tried, '' where it may be."""
+        kind = tpu.accelerator_type
+        if not self._offered.get((zone, kind), (0.0, True))[1]:
+            return f"{kind} is not offered to the project in {zone}"
+        when, why = self._refused.get((zone, kind, spot), (0.0, ""))
+        if why and time.monotonic() - when < FRESH_S:
+            return why
+        return too_little(quotas, tpu, slices, spot, zone)
+
+    def _ask(self, accelerator_type: str, zones: Iterable[str]) -> None:
+        """Learn of the cloud what is not known, or no longer."""
         now = time.monotonic()
         unknown = [
             zone
             for zone in dict.fromkeys(zones)
-            if now - self._known.get((zone, accelerator_type), (-FRESH_S, ""))[0] >= FRESH_S
+            if now - self._offered.get((zone, accelerator_type), (-FRESH_S, True))[0] >= FRESH_S
         ]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for zone, why in zip(unknown, pool.map(lambda z: self._ask(z, accelerator_type), unknown), strict=True):
-                if why is not None:
-                    self._known[zone, accelerator_type] = (now, why)
-        return {zone: self._known.get((zone, accelerator_type), (0.0, ""))[1] for zone in zones}
+            limits = pool.submit(self._ask_quotas) if now - self._quotas[0] >= FRESH_S else None
+            answers = pool.map(lambda zone: self._ask_offered(zone, accelerator_type), unknown)
+            for zone, offered in zip(unknown, answers, strict=True):
+                if offered is not None:
+                    self._offered[zone, accelerator_type] = (now, offered)
+            if limits is not None:
+                self._quotas = (now, limits.result())
 
-    def _ask(self, zone: str, accelerator_type: str) -> str | None:
-        """'' when offered, the reason when not, None when nobody can tell now: trying will."""
+    def _ask_offered(self, zone: str, accelerator_type: str) -> bool | None:
         try:
-            offered = self._cloud.has_type(zone, accelerator_type)
+            return self._cloud.has_type(zone, accelerator_type)
         except (Trouble, UserError):
             return None
-        return "" if offered else f"{accelerator_type} is not offered to the project in {zone}"
+
+    def _ask_quotas(self) -> tuple[Quota, ...]:
+        """None where the account may not read them (serviceusage.quotas.get)."""
+        try:
+            return self._cloud.quotas()
+        except (Trouble, UserError):
+            return ()
 
 
 def _wanted(price: ZonePrice, resources: Resources, zones: tuple[str, ...]) -> bool:
@@ -101,7 +137,7 @@ def _unpriced(tpu: Slice, zone: str) -> ZonePrice:
     )
 
 
-def _offer(tpu: Slice, price: ZonePrice, slices: int, spot: bool, blocked: dict[str, str]) -> Offer:
+def _offer(tpu: Slice, price: ZonePrice, slices: int, spot: bool, blocked: str) -> Offer:
     each = price.spot if spot else price.on_demand
     return Offer(
         provider="gcp",
@@ -113,7 +149,7 @@ def _offer(tpu: Slice, price: ZonePrice, slices: int, spot: bool, blocked: dict[
         spot=spot,
         hourly_cost=None if each is None else round(each * slices, 4),
         note=price.note,
-        blocked=blocked.get(price.zone or "", ""),
+        blocked=blocked,
     )
 
 

@@ -67,6 +67,12 @@ def wanted_of(step: Step) -> str:
     return node.get("acceleratorType") or shape or step.target.rpartition("/")[2]
 
 
+def is_spot(step: Step) -> bool:
+    """Whether a step asks for capacity at the spot tariff."""
+    config = step.body.get("schedulingConfig", {})
+    return "spot" in step.body or bool(config.get("spot") or config.get("preemptible"))
+
+
 def _marked(description: str, **facts: Any) -> Thing | None:
     found = read_mark(description)
     return Thing(owner=found.owner, cluster=found.cluster, parts=found.parts, **facts) if found else None

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import msgspec
 
-from podway.catalog.generations import GENERATIONS
 from podway.catalog.slices import Slice
 from podway.testing.cloud.names import parent_of
 from podway.testing.cloud.status import ApiError, already_exists, not_found
@@ -18,6 +17,7 @@ SPOT, ON_DEMAND, RESERVED, BEST_EFFORT = "spot", "on-demand", "reserved", "best-
 
 # The middle of a quota's name. v4's is from an error message people met; the others are made after it.
 _QUOTA_NAMES = {"v2": "V2", "v3": "V3", "v4": "V4", "v5e": "V5sLitepod", "v5p": "V5P", "v6e": "V6E", "tpu7x": "7X"}
+_PODS_APART = ("v2", "v3", "v4")
 
 Key = TypeVar("Key")
 
@@ -41,16 +41,34 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     created: float
 
 
+class QuotaKind(msgspec.Struct, frozen=True, kw_only=True):
+    """What one quota counts."""
+
+    generation: str
+    spot: bool
+    pod: bool  # of v2 to v4, slices of several hosts are counted apart
+
+    @property
+    def name(self) -> str:
+        """As the API calls it when it is exceeded."""
+        words = f"{_QUOTA_NAMES[self.generation]}{'Preemptible' * self.spot}{'Pod' * self.pod}"
+        return f"TPU{words}PerProjectPerZoneForTPUAPI"
+
+
+def quota_kinds() -> list[QuotaKind]:
+    """Every quota there is."""
+    return [
+        QuotaKind(generation=generation, spot=spot, pod=pod)
+        for generation in _QUOTA_NAMES
+        for pod in ((False, True) if generation in _PODS_APART else (False,))
+        for spot in (False, True)
+    ]
+
+
 def quota_name(slice: Slice, tier: str) -> str:
-    """As the API calls it when it is exceeded."""
-    preemptible = "Preemptible" if tier == SPOT else ""
-    pod = "Pod" if slice.generation in ("v2", "v3", "v4") and not slice.single_host else ""
-    return f"TPU{_QUOTA_NAMES[slice.generation]}{preemptible}{pod}PerProjectPerZoneForTPUAPI"
-
-
-def counted(slice: Slice) -> int:
-    """How much of its quota a slice takes: the number in its name (TensorCores or chips)."""
-    return slice.cores if GENERATIONS[slice.generation].names_count == "cores" else slice.chips
+    """The quota that a slice is counted against."""
+    pod = slice.generation in _PODS_APART and not slice.single_host
+    return QuotaKind(generation=slice.generation, spot=tier == SPOT, pod=pod).name
 
 
 class Capacity:
@@ -64,6 +82,16 @@ class Capacity:
     def set_quota(self, zone: str, name: str, limit: int | None) -> None:
         """Set a limit, or lift it."""
         _put(self.quotas, (zone, name), limit)
+
+    def limits_of(self, name: str) -> tuple[int | None, dict[str, int]]:
+        """A quota's limit in zones of which nothing else is said (None: endless), and in those of which it is."""
+        of = [key for key in self.quotas if key[1] in (name, "*")]
+        places = {zone: self._quota(zone, name) for zone, _ in of if zone != "*"}
+        return self._quota("*", name), {zone: limit for zone, limit in places.items() if limit is not None}
+
+    def _quota(self, zone: str, name: str) -> int | None:
+        keys = [(place, quota) for place in dict.fromkeys((zone, "*")) for quota in (name, "*")]
+        return next((self.quotas[key] for key in keys if key in self.quotas), None)
 
     def set_stock(self, zone: str, generation: str, tier: str, chips: int | None) -> None:
         """Say how many chips a zone has, or that they are endless."""
@@ -81,7 +109,7 @@ class Capacity:
         """Refuse what a project may not have."""
         for claim in wanted:
             name = quota_name(claim.slice, claim.tier)
-            limit = _limit(self.quotas, [(zone, quota) for zone in (claim.zone, "*") for quota in (name, "*")])
+            limit = self._quota(claim.zone, name)
             if limit is None:
                 continue
             same = [
@@ -89,7 +117,7 @@ class Capacity:
                 for one in [*held, *wanted]
                 if (one.project, one.zone, quota_name(one.slice, one.tier)) == (claim.project, claim.zone, name)
             ]
-            if sum(counted(one.slice) for one in same) > limit:
+            if sum(one.slice.count for one in same) > limit:
                 said = f"Quota limit '{name}' has been exceeded. Limit: {limit} in zone {claim.zone}."
                 raise ApiError("RESOURCE_EXHAUSTED", said)
 
@@ -147,10 +175,6 @@ def _counts(key: tuple[str, str, str], claim: Claim) -> bool:
     return all(
         mine in ("*", its) for mine, its in zip(key, (claim.zone, claim.slice.generation, claim.tier), strict=True)
     )
-
-
-def _limit(limits: dict[tuple[str, str], int], keys: list[tuple[str, str]]) -> int | None:
-    return next((limits[key] for key in keys if key in limits), None)
 
 
 def _put(limits: dict[Key, int], key: Key, limit: int | None) -> None:

@@ -61,6 +61,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{self.rest}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{self.rest}/compute/v1/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDRESOURCEMANAGER": f"{self.rest}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_SERVICEUSAGE": f"{self.rest}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.rest}/storage/v1/",
             "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
             "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",

@@ -1,4 +1,4 @@
-"""HTTP: one address for the Cloud TPU API, Compute Engine, Cloud Storage, projects, and the sandbox's own commands.
+"""HTTP: one address for the Cloud TPU API, Compute Engine, Cloud Storage, Service Usage, projects, and the sandbox's own commands.
 
 Each part answers a Starlette response or raises; here a request finds its part by its path, an error becomes Google's JSON,
 and a connection that a fault wants dropped is closed.
@@ -21,6 +21,7 @@ from podway.testing.cloud.names import project_number
 from podway.testing.cloud.routes import route
 from podway.testing.cloud.sandbox import Dropped, Sandbox
 from podway.testing.cloud.schema import as_numbers, message_type
+from podway.testing.cloud.service_usage import list_metrics
 from podway.testing.cloud.status import ApiError, invalid
 from podway.testing.cloud.storage import storage_error
 
@@ -71,6 +72,7 @@ class Web:
             ("/upload/storage/v1/", self._storage),
             ("/resumable/upload/storage/v1/", self._storage),  # as gcloud calls it
             ("/download/storage/v1/", self._storage),
+            ("/v1beta1/", self._service_usage),
             ("/v", self._google),
         ]
 
@@ -132,6 +134,20 @@ class Web:
         if "enum-encoding=int" in wants and asked.method in kind and asked.version != "v1":
             shown = as_numbers(message_type(asked.version, kind[asked.method]).DESCRIPTOR, shown)
         return answer(shown)
+
+    async def _service_usage(self, request: Request) -> Response:
+        """projects/P/services/S/consumerQuotaMetrics, and nothing else."""
+        match request.url.path.strip("/").split("/")[1:]:
+            case ["projects", project, "services", service, "consumerQuotaMetrics"] if request.method == "GET":
+                call = Call(service="serviceusage", method="ListConsumerQuotaMetrics", name=project)
+            case _:
+                raise ApiError("NOT_FOUND", f"The requested URL {request.url.path} was not found on this server.")
+
+        async def do(_: ApiError | None) -> Response:
+            query = dict(request.query_params)
+            return answer(list_metrics(self._sandbox.world.capacity, project, service, query))
+
+        return await self._sandbox.guarded(call, do)
 
     async def _project(self, project: str) -> Response:
         call = Call(service="cloudresourcemanager", method="GetProject", name=project)
