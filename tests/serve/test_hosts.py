@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ from podway.model.weights import load_weights
 from podway.serve.batcher import Step
 from podway.serve.engine import Prepared
 from podway.serve.hosts import Address, Post, frames, groups_of, join, pack, send, unpack
+from tests.conftest import wait_until
 from tests.serve.gang import gang
 from tests.serve.tiny import all_logits
 
@@ -80,6 +82,32 @@ def test_a_replica_on_each_of_two_hosts() -> None:
         metrics = httpx.get(f"{server.url}/metrics").text
         assert 'podway_requests_total{reason="length"}' in metrics and 'reason="cancelled"' in metrics
         assert server.end() == [0, 0], server.output
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_a_lost_host_takes_its_own_replica_and_no_other() -> None:
+    """Who was being answered there is told at once; whoever asks next is answered by the replica that is left."""
+    with gang(2, 2, [*SMALL, "--tp", "2", "--replicas", "2"]) as server:
+        whole = httpx.get(f"{server.url}/health")
+        body = {"prompt": "x", "max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}
+        ends: list[str] = []
+
+        def read() -> None:
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+                ends.append([line for line in response.iter_lines() if line][-1])
+
+        os.kill(server.processes[1].pid, signal.SIGSTOP)  # its answers wait, so that they are cut off for certain
+        readers = [threading.Thread(target=read) for _ in range(4)]
+        for reader in readers:
+            reader.start()
+        wait_until(lambda: len(ends) == 2, 60, "the answers of the replica that runs")
+        os.kill(server.processes[1].pid, signal.SIGKILL)
+        for reader in readers:
+            reader.join(60)
+        assert sorted("the host of this replica is gone" in end for end in ends) == [False, False, True, True], ends
+        assert [ask(server.url, prompt) for prompt in PROMPTS] == [greedy_text(prompt, 12) for prompt in PROMPTS]
+        assert (whole.status_code, httpx.get(f"{server.url}/health").status_code) == (200, 503)
 
 
 @pytest.mark.timeout(300)
