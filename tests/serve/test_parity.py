@@ -15,7 +15,7 @@ from podway.model.hf import read_config, shape_from_hf
 from podway.model.weights import load_weights
 from podway.serve.build import Options, build
 from podway.serve.engine import Engine
-from tests.serve.tiny import QUICK, Runner
+from tests.serve.tiny import Runner
 
 MODELS = Path(__file__).parent.parent / "model" / "fixtures"
 ANSWERS = Path(__file__).parent / "fixtures"
@@ -29,7 +29,7 @@ def engine_of(family: str) -> Engine:
     shape = shape_from_hf(read_config(folder))
     engine = build(shape, load_weights(folder, shape, dtype=jnp.float32), OPTIONS, 60)
     engine.limits = msgspec.structs.replace(engine.limits, rows=(4,))  # one program less to compile
-    engine.compile_all(compiler_options=QUICK)
+    engine.compile_all()
     return engine
 
 

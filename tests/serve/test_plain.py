@@ -19,7 +19,7 @@ from podway.serve.engine import Engine
 from podway.serve.fused import fuse, unstack
 from podway.serve.knobs import empty_seats, fill_seats, is_plain, pack, unpack
 from podway.serve.quantized import quantize, quantized_compute
-from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, OPTIONS, QUICK, Runner, greedy, run, weights
+from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, OPTIONS, Runner, greedy, run, weights
 
 BIASED = msgspec.structs.replace(LLAMA, attention=Attention(qkv_bias=True))
 
@@ -27,7 +27,7 @@ BIASED = msgspec.structs.replace(LLAMA, attention=Attention(qkv_bias=True))
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     made = build(LLAMA, jax.tree.map(jnp.copy, weights(LLAMA)), OPTIONS, 60)
-    made.compile_all(compiler_options=QUICK, wanted=[(1, 0), (4, 0), (4, 2)], twins=(False, True))
+    made.compile_all(wanted=[(1, 0), (4, 0), (4, 2)], twins=(False, True))
     made.limits = msgspec.structs.replace(made.limits, rows=(1, 4), blocks=(2,))
     return made
 

@@ -17,7 +17,7 @@ import pytest
 from podway.model.hf import read_config, shape_from_hf
 from podway.model.weights import load_weights
 from podway.serve.build import Options, build
-from tests.serve.tiny import QUICK, Runner
+from tests.serve.tiny import Runner
 
 MODEL = Path(__file__).parent / "fixtures" / "trained"
 TEXT = Path(__file__).parents[2] / "examples" / "data" / "us-constitution.txt"
@@ -40,7 +40,7 @@ def perplexity(quantize: str, kv: str) -> float:
         max_len=WINDOW + 2, max_seqs=1, page=16, pages=20, prompt_tokens=WINDOW, decode_steps=1, quantize=quantize, kv=kv  # type: ignore[arg-type]
     )  # fmt: skip
     engine = build(shape, load_weights(MODEL, shape, dtype=jnp.float32), options, 20)
-    engine.compile_all(wanted=[(1, WINDOW // 16)], compiler_options=QUICK)
+    engine.compile_all(wanted=[(1, WINDOW // 16)])
     text = TEXT.read_bytes()
     text = text[-(len(text) // 10 // WINDOW) * WINDOW :]
     scores = []

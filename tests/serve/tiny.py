@@ -30,8 +30,6 @@ MIXTRAL = ModelShape(
     family="mixtral", layers=2, d_model=32, heads=4, kv_heads=4, d_head=8, d_ff=48, vocab=97, max_position=128,
     experts=Experts(count=4, per_token=2, d_ff=24),
 )  # fmt: skip
-# The programs run for a moment only: not to be optimised, and made by the older emitters, which take a quarter of the time.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 OPTIONS = Options(max_len=64, max_seqs=4, page=4, pages=60, prompt_tokens=32, decode_steps=4)
 
 
@@ -50,7 +48,7 @@ def engine_for(
         like = decoder.abstract(shape, jnp.float32, mesh, SERVE_RULES)
         tree = jax.tree.map(lambda w, a: jax.device_put(w, a.sharding), tree, like)
     engine = build(shape, tree, options, options.pages or 60, mesh)
-    engine.compile_all(wanted=programs, compiler_options=QUICK)
+    engine.compile_all(wanted=programs)
     return engine
 
 

@@ -143,7 +143,6 @@ class Engine:
         progress: Callable[[str, int, int], None] | None = None,
         workers: int = 2,
         wanted: list[tuple[int, int]] | None = None,
-        compiler_options: dict[str, Any] | None = None,
         twins: Sequence[bool] | None = None,
     ) -> None:
         """Compile every program (or just these) and its plain twin (or just one of the two), so that no request ever waits
@@ -153,7 +152,7 @@ class Engine:
         jobs = [(rows, blocks, plain) for rows, blocks in wanted for plain in twins]
 
         def one(job: tuple[int, int, bool]) -> Any:
-            return self._under_mesh(self._lower)(*job).compile(compiler_options)
+            return self._under_mesh(self._lower)(*job).compile()
 
         with ThreadPoolExecutor(workers) as pool:
             for number, (job, program) in enumerate(zip(jobs, pool.map(one, jobs), strict=True), 1):
@@ -163,7 +162,7 @@ class Engine:
                     prompts = f" + {blocks * self.limits.block} prompt tokens" if blocks else ""
                     progress(f"{rows} rows{prompts}{', plain' if plain else ''}", number, len(jobs))
         lower = self._under_mesh(lower_seat)
-        self._seat = lower(self.shape, self.limits, self.plan, self.mesh).compile(compiler_options)
+        self._seat = lower(self.shape, self.limits, self.plan, self.mesh).compile()
 
     def _lower(self, rows: int, blocks: int, plain: bool) -> Any:
         tree = jax.tree.map(_abstract, self._tree)
