@@ -1,8 +1,11 @@
 """Shared by all tests: a compiler that hurries, a Podway home of its own for each test that wants one, no silent skips in CI."""
 
+import contextlib
 import os
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -102,6 +105,16 @@ def processes_of(home: Path) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 for a process that begins to listen later. It lies below those that the kernel gives to connections, so
+    none of them takes it in the meantime."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(condition, seconds: float = 20.0, what: str = "the condition"):  # type: ignore[no-untyped-def]

@@ -1,13 +1,12 @@
 """The serving example on a simulated slice of four hosts: one model over all of them, asked and measured as a person would."""
 
 import re
-import socket
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.conftest import HURRY, wait_until
+from tests.conftest import HURRY, free_port, wait_until
 from tests.e2e.harness import Podway
 from tests.e2e.test_commands import EXAMPLES, podway
 from tests.serve.test_hosts import MODEL, PROMPTS, greedy_text
@@ -22,9 +21,7 @@ BENCHMARK = (
 
 @pytest.mark.timeout(500)
 def test_a_model_over_a_v6e_16_answers_and_is_measured(pod: Podway, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     task = tmp_path / "serve.yaml"
     quick = f'export XLA_FLAGS="$XLA_FLAGS {HURRY}"'  # the example's own run, compiled for a moment's use
     task.write_text((EXAMPLES / "serve-llama2-7b.yaml").read_text().replace("run: |", f"run: |\n  {quick}", 1))

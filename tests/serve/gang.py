@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.conftest import HURRY
+from tests.conftest import HURRY, free_port
 
 
 class Gang:
@@ -54,13 +53,12 @@ class Gang:
 
 @contextmanager
 def gang(hosts: int, devices: int, arguments: list[str], seconds: float = 200) -> Iterator[Gang]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for rank in range(hosts):
         found = {
             "PODWAY_NUM_HOSTS": str(hosts), "PODWAY_RANK": str(rank), "PODWAY_HOST_IP": "127.0.0.1", "JAX_PLATFORMS": "cpu",
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HURRY}",
             "JAX_COMPILATION_CACHE_DIR": str(Path(".cache/jax").absolute()),
             "OMPI_MCA_orte_hnp_uri": f"1.0;tcp://127.0.0.1:{port}", "OMPI_COMM_WORLD_SIZE": str(hosts),

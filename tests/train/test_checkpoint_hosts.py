@@ -3,13 +3,14 @@
 import contextlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import free_port
 
 SCRIPT = str(Path(__file__).with_name("checkpoint_process.py"))
 
@@ -27,9 +28,7 @@ def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def run_hosts(folder: Path, hosts: int, devices: int, *actions: str) -> None:
     """Every host does the actions; all must succeed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     shared = ["--hosts", str(hosts), "--port", str(port), "--devices", str(devices), *actions]
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(started(folder, "--host", str(host), *shared)) for host in range(hosts)]

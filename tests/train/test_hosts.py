@@ -1,6 +1,5 @@
 """Four processes of four devices train the losses and the model of one with one device, through `python -m podway.train`."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.conftest import free_port
 from tests.train.running import EXACT, environment, journal, train
 
 WORDS = (
@@ -20,9 +20,7 @@ HOSTS = 4
 
 def gang(folder: Path, *words: str) -> list[subprocess.CompletedProcess[str]]:
     """One process for each host, found as on a simulated slice."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for rank in range(HOSTS):
         found = {
