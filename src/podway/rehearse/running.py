@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,6 +52,7 @@ _MAXTEXT_FLAGS = (
     "--xla_tpu_overlap_compute_collective_tc=true",
     "--xla_enable_async_all_gather=true",
 )
+HEED_S = 0.5
 Progress = Callable[[int, str], None]  # number of the rehearsal, what it is at
 
 
@@ -105,12 +106,19 @@ def rehearse(
     pool = ThreadPoolExecutor(max_workers=jobs or at_once())
     try:
         futures = [pool.submit(one, number, rehearsal) for number, rehearsal in enumerate(rehearsals)]
-        return [future.result() for future in futures]
+        return [_result(future) for future in futures]
     finally:
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.end()
+
+
+def _result(future: Future[Said]) -> Said:
+    """Waited for piece by piece: a Ctrl-C that comes just before a wait is heeded only when that wait ends."""
+    while not future.done():
+        wait([future], timeout=HEED_S)
+    return future.result()
 
 
 def engine_parts(rehearsal: Rehearsal) -> list[str]:
