@@ -87,7 +87,7 @@ def test_killed_command(pod: Podway, after_s: float) -> None:
     time.sleep(after_s)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    time.sleep(0.3)
+    time.sleep(1.5)  # what it had sent is read by then
     if pod.client.clusters():
         jobs = pod.client.jobs("c")
         if jobs:

@@ -1,5 +1,6 @@
 """Jobs as a person meets them: the gang, the queue, hostile processes, secrets, autostop, JAX over every host."""
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -233,20 +234,17 @@ def test_a_task_without_chips_runs_beside_the_one_that_has_them(pod: Podway) -> 
 
 
 def test_an_open_shell_keeps_a_cluster_awake(pod: Podway) -> None:
-    import subprocess
-
     pod.start()
     pod.client.launch(task("true"), cluster="c")
     assert pod.finished("c", 1) == "SUCCEEDED"
-    how = pod.client.shell("c", 0, "sleep 30")
-    shell = subprocess.Popen(how.argv, env=how.env, cwd=how.cwd)
-    try:
+    how = pod.client.shell("c", 0, "echo here; exec sleep 30")
+    with subprocess.Popen(how.argv, env=how.env, cwd=how.cwd, stdout=subprocess.PIPE) as shell:
+        assert shell.stdout and shell.stdout.readline() == b"here\n"
         pod.client.autostop("c", Autostop(idle_minutes=0.01))
         time.sleep(2)
-        assert pod.client.cluster("c").state == "UP"
-    finally:
+        state = pod.client.cluster("c").state
         shell.kill()
-        shell.wait()
+    assert state == "UP"
     pod.client.autostop("c", Autostop(idle_minutes=0.02))
     wait_until(lambda: pod.client.cluster("c").state == "STOPPED", 30, "autostop")
     pod.down("c")
