@@ -133,7 +133,7 @@ def test_each_process_gets_sigterm_once_and_its_whole_grace(host):
         "trap 'exit 0' TERM; while :; do sleep 0.05; done"
     )
     host.printed(b"up\n")
-    assert host.call("cancel", job="job", grace=20, wait=15)["gone"]
+    assert host.call("cancel", job="job", grace=60, wait=50)["gone"]
     assert b"terms=1\n" in host.output()[1]
 
 
@@ -160,7 +160,7 @@ def test_cancel_of_a_job_that_is_not_there_keeps_it_from_starting(host):
 def test_cancel_goes_on_without_its_caller_and_says_what_is_left(host):
     started = host.start("trap '' TERM; echo up; while :; do sleep 1; done")
     host.printed(b"up\n")
-    reply = host.call("cancel", job="job", grace=0.7, wait=0.3)
+    reply = host.call("cancel", job="job", grace=2.5, wait=0.3)
     assert not reply["gone"] and started["pid"] in reply["left"]
     until(lambda: not alive(started["pid"]))
     assert host.call("cancel", job="job", grace=60, wait=10)["gone"]
@@ -170,7 +170,7 @@ def test_a_second_cancel_may_shorten_the_grace(host):
     host.start("trap '' TERM; echo up; while :; do sleep 1; done")
     host.printed(b"up\n")
     assert not host.call("cancel", job="job", grace=60, wait=0)["gone"]
-    assert host.call("cancel", job="job", grace=0, wait=5)["gone"]
+    assert host.call("cancel", job="job", grace=0, wait=15)["gone"]
 
 
 def test_cancel_goes_on_after_the_agent_was_killed(host):
@@ -178,9 +178,9 @@ def test_cancel_goes_on_after_the_agent_was_killed(host):
     host.printed(b"up\n")
     assert not host.call("cancel", job="job", grace=1, wait=0)["gone"]
     host.restart()
-    until(lambda: not alive(started["pid"]), 5)
+    until(lambda: not alive(started["pid"]))
     assert host.output()[0]["signal"] == 9
-    assert host.call("cancel", job="job", grace=1, wait=5)["gone"]
+    assert host.call("cancel", job="job", grace=1, wait=15)["gone"]
 
 
 def test_cancel_at_any_instant_of_a_start(host):
