@@ -67,6 +67,10 @@ def test_a_place_that_two_alternatives_name_is_tried_once() -> None:
 def test_nothing_left_says_why() -> None:
     with pytest.raises(UserError, match="z-a: no quota"):
         chosen(Market(offer("z-a", 1.0, blocked="no quota")), wish())
+    zones = [offer(f"z-{letter}", 1.0, blocked="no quota" if letter != "c" else "not offered") for letter in "abcd"]
+    with pytest.raises(UserError, match="try: v6e-8 in z-a, z-b, z-d: no quota; v6e-8 in z-c: not offered") as said:
+        chosen(Market(*zones), wish())
+    assert said.value.hint == "allow other zones or types, or ask for more quota"
     with pytest.raises(UserError, match="no provider can give"):
         chosen(Market(), wish())
     with pytest.raises(UserError, match="there is no provider 'nowhere'"):

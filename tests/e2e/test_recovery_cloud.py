@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from podway.errors import UserError
 from podway.server.api import ClusterView
 from podway.task.task import Accelerator, Autostop, Placement, Recovery, Resources, Task
 from podway.testing.cloud.running import Running, running_sandbox
@@ -83,6 +84,20 @@ def test_zones_without_capacity_are_passed_by(pod: Podway, cloud: Running, tmp_p
     assert tried(pod.client.cluster("d")) == [("us-east5-c", "up")]
     pod.client.down("d")
     wait_until(lambda: pod.client.cluster("d").state == "GONE", 60)
+
+
+def test_a_quota_that_is_too_small_is_said_before_anything_is_asked_for(
+    pod: Podway, cloud: Running, tmp_path: Path
+) -> None:
+    start(pod, cloud, tmp_path)
+    cloud.command("POST", "quota", {"limit": 8})
+    try:
+        with pytest.raises(UserError) as said:
+            pod.client.launch(wanted("echo never", tpu="v6e-16"), cluster="c")
+    finally:
+        cloud.command("POST", "quota", {"limit": None})
+    assert f"v6e-16 in {', '.join(ZONES)}: quota tpu-v6e is 8, and v6e-16 takes 16" in str(said.value)
+    assert pod.client.clusters() == [] and living(cloud) == []
 
 
 @pytest.mark.soak

@@ -39,7 +39,7 @@ def choose(
     """Everything there is; a UserError when nothing is left to try. `only` overrides the task's own providers."""
     offers: list[Offer] = []
     groups: list[list[Order]] = []
-    untried: list[str] = []
+    blocked: dict[tuple[str, str], list[str]] = {}  # (type, why not) -> places
     refusal = UserError("no provider can give what the task asks for", "see the sizes there are with: podway tpus")
     for resources in task.resources:
         try:
@@ -52,21 +52,25 @@ def choose(
         for offer in found:
             why = offer.blocked or _too_dear(offer, resources)
             if why:
-                untried.append(f"{offer.accelerator_type or 'CPU host'} in {offer.zone or offer.provider}: {why}")
+                places = blocked.setdefault((offer.accelerator_type or "CPU host", why), [])
+                places.append(offer.zone or offer.provider)
             else:
                 group.append(order_of(offer, resources, valid_until_s))
         groups.append(group)
     if not offers:
         raise refusal
+    untried = tuple(f"{kind} in {', '.join(dict.fromkeys(places))}: {why}" for (kind, why), places in blocked.items())
     if not any(groups):
+        quota = any("quota" in text for text in untried)
         raise UserError(
-            f"nothing is left to try: {'; '.join(untried)}", "allow other zones or types, or raise max_hourly_cost"
+            f"nothing is left to try: {'; '.join(untried)}",
+            f"allow other zones or types, or {'ask for more quota' if quota else 'raise max_hourly_cost'}",
         )
     if not task.ordered:
         groups = [[order for group in groups for order in group]]
     candidates = tuple(tuple(_unique(group)) for group in groups)
     best = ranked(candidates, tries, time.time())
-    return Choice(offers=tuple(offers), candidates=candidates, best=best, untried=tuple(untried))
+    return Choice(offers=tuple(offers), candidates=candidates, best=best, untried=untried)
 
 
 def _unique(orders: list[Order]) -> list[Order]:

@@ -20,7 +20,6 @@ from podway.providers.gcp_settings import Settings
 from podway.task.task import Resources
 
 FRESH_S = 900.0  # what a project is offered changes by days, quotas by requests that take hours
-RECENT_S = 10.0
 AT_ONCE = 8
 CPU_ZONE = "us-central1-a"
 
@@ -67,8 +66,9 @@ class Market:
                 for spot in tariffs
             ]
 
+        begun = time.monotonic()
         made = judged()
-        if all(offer.blocked for offer in made) and time.monotonic() - self._quotas[0] > RECENT_S:
+        if all(offer.blocked for offer in made) and self._quotas[0] < begun:
             self._quotas = (-FRESH_S, ())  # perhaps somebody asked for quota since, and got it
             made = judged()
         return sorted(made, key=lambda offer: (offer.hourly_cost is None, offer.hourly_cost or 0.0, offer.zone or ""))
@@ -81,7 +81,7 @@ class Market:
         """Why a zone is not to be tried, '' where it may be."""
         kind = tpu.accelerator_type
         if not self._offered.get((zone, kind), (0.0, True))[1]:
-            return f"{kind} is not offered to the project in {zone}"
+            return "it is not offered to the project"
         when, why = self._refused.get((zone, kind, spot), (0.0, ""))
         if why and time.monotonic() - when < FRESH_S:
             return why

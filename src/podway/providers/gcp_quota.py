@@ -80,7 +80,7 @@ def too_little(quotas: Iterable[Quota], tpu: Slice, slices: int, spot: bool, zon
         return ""
     limit, most = max(allowed, key=lambda pair: pair[0] or 0)
     many = f"{slices} x " if slices > 1 else ""
-    return f"quota {most.metric} is {limit} in {zone}, and {many}{tpu.accelerator_type} takes {need}"
+    return f"quota {most.metric} is {limit}, and {many}{tpu.accelerator_type} takes {need}"
 
 
 def _generation(metric: str) -> str | None:
