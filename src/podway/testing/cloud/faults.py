@@ -17,7 +17,7 @@ from podway.testing.cloud.status import STATUSES, ApiError, invalid, not_found
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request as rules see it."""
 
-    service: str  # tpu, compute, storage, cloudresourcemanager
+    service: str  # tpu, compute, storage, cloudresourcemanager, serviceusage
     method: str  # as the RPC is called: CreateNode, objects.insert
     zone: str = ""
     name: str = ""  # what it is about, the last part of the name
