@@ -38,7 +38,8 @@ def main() -> None:
     with jax.set_mesh(program.mesh):
         rows = abstract_batch(program, config.batch.global_size(len(devices)), config.batch.length, packed=True)
         asked = jax.ShapeDtypeStruct((len(devices),), jnp.int32)  # type: ignore[no-untyped-call]
-        lowered = make_step(program).lower(abstract_state(program), rows, asked)  # type: ignore[attr-defined]
+        state = abstract_state(program)
+        lowered = make_step(program, state).lower(state, rows, asked)  # type: ignore[attr-defined]
         memory = lowered.compile().memory_analysis()
     print(json.dumps({"device": memory.temp_size_in_bytes, "host": memory.host_temp_size_in_bytes}))
 

@@ -25,10 +25,13 @@ def train(made: Program, start: State, size: int) -> list[float]:
     numbers = []
     with jax.set_mesh(made.mesh):
         wanted = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(made))
-        state, step = jax.device_put(start, wanted), make_step(made)
+        state = jax.device_put(start, wanted)
+        step = make_step(made, state)
         for number in range(STEPS):
             state, told = step(state, batch(made, size, number), jnp.zeros((made.mesh.size,), jnp.int32))
             numbers += [float(told.loss), float(told.grad_norm)]
+        lies = jax.tree.map(lambda leaf: leaf.sharding, state)
+        assert lies == wanted, "the next step would be another program"
     weights: list[np.ndarray[Any, Any]] = jax.device_get(jax.tree.leaves(state.trained))
     return numbers + [float(np.abs(leaf).sum(dtype=np.float64)) for leaf in weights]
 

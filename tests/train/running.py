@@ -42,7 +42,8 @@ def steps(made: Program, size: int, count: int = 2, *, same: bool = False) -> tu
     """(last state, what each step told)."""
     told = []
     with jax.set_mesh(made.mesh):
-        state, step = start_state(made), make_step(made)
+        state = start_state(made)
+        step = make_step(made, state)
         for number in range(count):
             rows = batch(made, size, 0 if same else number)
             state, happened = step(state, rows, jnp.zeros((made.mesh.size,), jnp.int32))

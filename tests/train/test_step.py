@@ -55,7 +55,7 @@ def test_a_step_that_is_no_number_changes_nothing() -> None:
         broken = state.trained | {"final_norm": state.trained["final_norm"].at[0].set(jnp.nan)}
         state = state._replace(trained=broken)
         before = jax.device_get(state)
-        after, happened = make_step(made)(state, batch(made, 2), jnp.zeros((1,), jnp.int32))
+        after, happened = make_step(made, state)(state, batch(made, 2), jnp.zeros((1,), jnp.int32))
     assert not happened.good
     assert int(after.step) == 1
     for a, b in zip(jax.tree.leaves(before.trained), jax.tree.leaves(jax.device_get(after.trained)), strict=True):
@@ -74,7 +74,8 @@ def test_clipping_bounds_the_gradient() -> None:
 def test_one_host_that_is_asked_stops_all() -> None:
     made = program()
     with jax.set_mesh(made.mesh):
-        _, happened = make_step(made)(start_state(made), batch(made, 2), jnp.ones((1,), jnp.int32))
+        state = start_state(made)
+        _, happened = make_step(made, state)(state, batch(made, 2), jnp.ones((1,), jnp.int32))
     assert happened.stop
 
 

@@ -63,7 +63,8 @@ def build(v: Variant) -> tuple[Program, Any, Any, Any]:
     rows = np.random.default_rng(0).integers(0, program.shape.vocab, (v["batch"], v["length"] + 1), dtype=np.int32)
     batch = {"inputs": rows[:, :-1], "targets": rows[:, 1:], "loss_mask": np.ones(rows[:, 1:].shape, np.float32)}
     with jax.set_mesh(program.mesh):
-        return program, make_step(program), start_state(program), jax.device_put(batch)
+        state = start_state(program)
+        return program, make_step(program, state), state, jax.device_put(batch)
 
 
 def measure(v: Variant, peak: float | None = None) -> dict[str, Any]:

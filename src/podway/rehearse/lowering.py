@@ -61,8 +61,9 @@ def _training(rehearsal: Rehearsal) -> Prepared:
             program = Program(config, shape, mesh)
             asked = jax.ShapeDtypeStruct((mesh.size,), jnp.int32)  # type: ignore[no-untyped-call]
             arrays = abstract_batch(program, batch, config.batch.length)
-            step: Any = make_step(program)
-            lowered = step.lower(abstract_state(program), arrays, asked)
+            state = abstract_state(program)
+            step: Any = make_step(program, state)
+            lowered = step.lower(state, arrays, asked)
     return Prepared("train step", lowered, places_of(mesh.devices.flat, slice))
 
 

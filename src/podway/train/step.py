@@ -98,9 +98,15 @@ class Program:
         return sharding.unflat({name: name not in plain for name in sharding.flat(tree)}, tree)
 
 
-def make_step(program: Program) -> Callable[[State, Batch, jax.Array], tuple[State, Happened]]:
-    """The jitted step. Call it inside `jax.set_mesh(program.mesh)`; the state that goes in is used up."""
-    return jax.jit(partial(train_step, program), donate_argnums=0)
+def make_step(program: Program, like: State) -> Callable[[State, Batch, jax.Array], tuple[State, Happened]]:
+    """The jitted step. Call it inside `jax.set_mesh(program.mesh)`; the state that goes in is used up.
+
+    The state that comes back lies where `like` does, as what goes in must. Left to the compiler, small arrays would come back
+    elsewhere: the second step would be another program, compiled while the slice waits, and a resumed run, which begins with the
+    first of the two, would differ from one that was not interrupted in the last bits.
+    """
+    where = jax.tree.map(lambda leaf: leaf.sharding, like)
+    return jax.jit(partial(train_step, program), donate_argnums=0, out_shardings=(where, None))
 
 
 def make_eval(program: Program) -> Callable[[State, Batch], tuple[jax.Array, jax.Array]]:
