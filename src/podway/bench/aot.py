@@ -197,12 +197,14 @@ def main() -> int:
     parser.add_argument("--only", default="", help="rows whose name or slice holds this text")
     parser.add_argument("--training", action="store_true", help="no serving programs")
     options = parser.parse_args()
-    rows = {} if options.fresh else read_kept()
+    every = not (options.only or options.training)
+    rows = {} if options.fresh and every else read_kept()  # what is not asked for stays on the page
     wanted = training_rows() + ([] if options.training else serving_rows())
     order = [f"{name} on {asked.slice}" for name, asked in wanted]
     failed = False
     for label, (name, asked) in zip(order, wanted, strict=True):
-        if options.only not in label or is_answered(rows.get(label), fast=options.fast):
+        known = is_answered(rows.get(label), fast=options.fast) and not options.fresh
+        if options.only not in label or known:
             continue
         asked = msgspec.structs.replace(asked, fast=options.fast)
         said = rehearse([asked], jobs=1, fresh=True)[0]
