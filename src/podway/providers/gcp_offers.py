@@ -111,7 +111,7 @@ class Market:
             return None
 
     def _ask_quotas(self) -> tuple[Quota, ...]:
-        """None where the account may not read them (serviceusage.quotas.get)."""
+        """Empty where the account may not read them (serviceusage.quotas.get)."""
         try:
             return self._cloud.quotas()
         except (Trouble, UserError):
