@@ -118,15 +118,17 @@ def test_cancel_reaches_hostile_processes_on_every_host(pod: Podway, lab: NetnsH
     pod.down("c")
 
 
+def lines_written(lab: NetnsHosts, index: int) -> int:
+    return int(lab.run(index, "cat /root/.podway/jobs/*/run/output* 2>/dev/null | wc -l"))
+
+
 def test_lost_connections_neither_kill_jobs_nor_lose_lines(pod: Podway, lab: NetnsHosts) -> None:
     """sshd dies on one host, a second is cut off, the server is killed; the job goes on and every line comes once."""
     pod.start()
     lines = 400
     pod.client.launch(task(counting("run", lines, pause=0.02)), cluster="c")
     text: list[str] = []
-    wait_until(
-        lambda: lab.run(2, "cat /root/.podway/jobs/*/run/output* 2>/dev/null | wc -l").strip() != "0", 30, "output"
-    )
+    wait_until(lambda: all(lines_written(lab, index) for index in range(4)), 30, "output on every host")
     watcher = threading.Thread(target=lambda: text.append(pod.log_text("c", 1)))
     watcher.start()
     pids = lab.run(1, "pgrep -x podway-runner")
