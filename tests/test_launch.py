@@ -75,6 +75,12 @@ def test_environment_of_a_simulated_slice() -> None:
     golden("simulated-rank-1-run", here.env_for(here.hosts[1], "run"))
 
 
+def test_compiled_programs_are_shared_only_where_they_run_on_one_cpu_device() -> None:
+    """Programs over several of them do not bear it: podway.model.compiled."""
+    one = launch(simulated=True, cache_dir="/cache", order=Order(accelerator_type=None, provider="local"))
+    assert one.env_for(one.hosts[0], "run")["JAX_COMPILATION_CACHE_DIR"] == "/cache"
+
+
 def test_real_hosts_are_left_to_the_tpu_metadata() -> None:
     here = launch()
     env = here.env_for(here.hosts[0], "run")

@@ -159,11 +159,12 @@ def _simulated(launch: Launch, host: Host) -> dict[str, str]:
     """What lets unmodified `jax.distributed.initialize()` find the gang, and shows each chip as a CPU device."""
     order = launch.order
     env = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
-    if launch.cache_dir:
-        env["JAX_COMPILATION_CACHE_DIR"] = launch.cache_dir
+    devices = 1
     if order.accelerator_type:
         devices = order.chips_per_host * find_slice(order.accelerator_type).generation_facts.devices_per_chip
         env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    if launch.cache_dir and devices * order.hosts == 1:  # programs over several CPU devices: see podway.model.compiled
+        env["JAX_COMPILATION_CACHE_DIR"] = launch.cache_dir
     if order.hosts > 1:
         # JAX's Open MPI detection is the one it trusts from the environment alone (it reads no rank of its own).
         env |= {

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tests.conftest import HURRY, free_port
 
@@ -60,7 +59,6 @@ def gang(hosts: int, devices: int, arguments: list[str], seconds: float = 200) -
             "PODWAY_NUM_HOSTS": str(hosts), "PODWAY_RANK": str(rank), "PODWAY_HOST_IP": "127.0.0.1", "JAX_PLATFORMS": "cpu",
             "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HURRY}",
-            "JAX_COMPILATION_CACHE_DIR": str(Path(".cache/jax").absolute()),
             "OMPI_MCA_orte_hnp_uri": f"1.0;tcp://127.0.0.1:{port}", "OMPI_COMM_WORLD_SIZE": str(hosts),
             "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": "0",
         }  # fmt: skip

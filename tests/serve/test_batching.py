@@ -63,6 +63,7 @@ def test_500_requests_equal_one_by_one() -> None:
     all_at_once(engine_for(LLAMA, pages=40), wishes(500, chance), chance)
 
 
+@pytest.mark.usefixtures("nothing_kept")
 @pytest.mark.parametrize("shape", [LLAMA, GEMMA, MIXTRAL], ids=lambda shape: shape.family)
 def test_four_devices_equal_one(shape: ModelShape) -> None:
     """Key/value heads on several devices (2 and 1 over 4), windows, experts; greedy and drawn, together."""

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podway.model.compiled import keep_programs
 from podway.train.state import abstract_state, start_state
 from podway.train.step import Program, State, make_step
 from tests.train.running import batch, program
@@ -37,6 +38,7 @@ def train(made: Program, start: State, size: int) -> list[float]:
 
 
 def main() -> None:
+    keep_programs(None)
     words, meshes = sys.argv[1].split(), sys.argv[2:]
     splash = any("splash" in word for word in words)  # the TPU kernel, which cuts sequences into blocks of 128
     length, size = (256, 2) if splash else (16, 16)

@@ -23,6 +23,7 @@ import jax
 import uvicorn
 
 from podway.errors import UserError
+from podway.model.compiled import keep_programs
 from podway.model.families import find_model
 from podway.model.shape import ModelShape
 from podway.serve.asking import Service
@@ -63,7 +64,9 @@ def serve(asked: argparse.Namespace, keys: list[str]) -> int:
     listening = _listen(asked.host, asked.port) if rank == 0 else None
     if hosts > 1:
         jax.distributed.initialize()
-    keep_programs(asked.compile_cache or Path.home() / ".cache" / "podway" / "compiled")
+    keep_programs(asked.compile_cache, Path.home() / ".cache" / "podway" / "compiled")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # type: ignore[no-untyped-call]
     shape, options = find_model(asked.model), options_of(asked)
     limits = limits_for(shape, options, options.backend or default_backend(), 2)
     name = asked.name or Path(asked.model).resolve().name
@@ -135,15 +138,6 @@ def options_of(asked: argparse.Namespace) -> Options:
     names = ("max_len", "max_seqs", "page", "pages", "prompt_tokens", "decode_steps", "dtype", "quantize", "kv",
              "memory_fraction")  # fmt: skip
     return Options(**{name: getattr(asked, name) for name in names})
-
-
-def keep_programs(folder: Path) -> None:
-    """Compiled programs go to this folder and come from it; jax keys them by program, device and versions."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        folder.mkdir(parents=True, exist_ok=True)
-        jax.config.update("jax_compilation_cache_dir", str(folder))  # type: ignore[no-untyped-call]
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # type: ignore[no-untyped-call]
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -52,10 +52,11 @@ def _train(config: TrainConfig, flags: tuple[str, ...]) -> int:
 
     if int(os.environ.get("PODWAY_NUM_HOSTS", "1")) > 1:
         jax.distributed.initialize()
-    if config.compile.cache:
-        jax.config.update("jax_compilation_cache_dir", config.compile.cache)  # type: ignore[no-untyped-call]
 
-    from podway.train.loop import train  # it imports jax as well
+    from podway.model.compiled import keep_programs  # these import jax as well
+    from podway.train.loop import train
+
+    keep_programs(config.compile.cache)
 
     if flags and jax.process_index() == 0:
         print("flags:", *flags, flush=True)
