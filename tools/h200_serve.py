@@ -303,7 +303,7 @@ def served(report: Report, shape: ModelShape, tree: object, tiny: bool) -> Serve
 
 def http_part(report: Report, shape: ModelShape, tree: object, tiny: bool, note: str) -> None:
     server = served(report, shape, tree, tiny)
-    loads = ((64, 1024, 1024, 128), (256, 1024, 1024, 512)) if not tiny else ((4, 24, 8, 8),)
+    loads = ((64, 1024, 1024, 256), (256, 1024, 1024, 1024)) if not tiny else ((4, 24, 8, 8),)  # four a stream
     for together, prompt, answer, total in loads:
         if report.left() < 40:
             report.add("http", what=f"{together} at a time", skipped="no time left")

@@ -14,7 +14,7 @@ sees keys that nobody wrote, and its results are not used.
 
   reference  plain jnp over gathered pages: CPU, and what the kernels are held to
   nvidia     a Pallas kernel (`cache_nvidia.py`), and another for steps without prompts, which writes too
-             (`decode_nvidia.py`); pools (G, L * pages, page, K)
+             (`decode_nvidia.py`); pools (L * pages, G, page, K)
   tpu        jax's ragged paged attention (`cache_tpu.py`); one pool (L * pages, page, 2 G, K), keys and values in turn
 
 Keys and values may be stored in int8, each with a scale for every token and head, or in float8 without one.
@@ -77,7 +77,7 @@ def abstract(plan: Plan) -> Cache:
     if plan.backend == "tpu":
         dims = (total, plan.page, 2 * plan.heads, cache_tpu.lanes(plan.d_head))
         return Cache(_like(dims, plan.dtype), None, None, None)
-    dims = (plan.heads, total, plan.page, plan.d_head)
+    dims = (total, plan.heads, plan.page, plan.d_head)
     scale = _like(dims[:3], jnp.float32) if plan.dtype == jnp.int8 else None
     return Cache(_like(dims, plan.dtype), _like(dims, plan.dtype), scale, scale)
 
@@ -86,7 +86,7 @@ def by_head(plan: Plan, cache: Cache, place: Callable[[tuple[str | None, ...], A
     """`place(logical axes, array)` of each array of the pool, in the form of the pool."""
     if plan.backend == "tpu":
         return Cache(place((None, None, "kv_heads", None), cache.k), None, None, None)
-    four = ("kv_heads", None, None, None)
+    four = (None, "kv_heads", None, None)
     return Cache(*(None if leaf is None else place(four[: leaf.ndim], leaf) for leaf in cache))  # type: ignore[arg-type]
 
 
@@ -111,12 +111,12 @@ def write(plan: Plan, cache: Cache, layer: jax.Array, k_TGK: jax.Array, v_TGK: j
         return Cache(cache_tpu.write(cache.k, rows, k_TGK, v_TGK), None, None, None)
     # Rows of one flat array, so that the scatter is along its first dimension and needs no transposed copy. Those of
     # padding lie past its end, each at a place of its own: the scatter may then assume that no two are the same.
-    rows_TG = cells[:, None] + jnp.arange(heads) * total
-    beyond = heads * total + jnp.arange(tokens * heads).reshape(tokens, heads)
+    rows_TG = (cells[:, None] // plan.page * heads + jnp.arange(heads)) * plan.page + cells[:, None] % plan.page
+    beyond = total * heads + jnp.arange(tokens * heads).reshape(tokens, heads)
     rows_TG = jnp.where(inside[:, None], rows_TG, beyond)
 
     def put(pool: jax.Array, new: jax.Array) -> jax.Array:
-        flat = pool.reshape(heads * total, *pool.shape[3:])
+        flat = pool.reshape(total * heads, *pool.shape[3:])
         new = new.reshape(tokens * heads, *new.shape[2:]).astype(pool.dtype)
         return flat.at[rows_TG.reshape(-1)].set(new, mode="drop", unique_indices=True).reshape(pool.shape)
 
@@ -182,14 +182,14 @@ def write_and_attend(
 def _reference(
     cache: Cache, q_NQHK: jax.Array, tables_NP: jax.Array, start_N: jax.Array, window: jax.Array, pattern: Pattern
 ) -> jax.Array:
-    heads, _, page, d_head = cache.k.shape
+    _, heads, page, d_head = cache.k.shape
     Q, H = q_NQHK.shape[1:3]
 
     def gather(pool: jax.Array, scale: jax.Array | None, table: jax.Array, dtype: Any) -> jax.Array:
-        got = pool[:, table].reshape(heads, -1, d_head)
+        got = pool[table].swapaxes(0, 1).reshape(heads, -1, d_head)
         if scale is None:
             return got.astype(dtype)
-        return (got * scale[:, table].reshape(heads, -1, 1)).astype(dtype)
+        return (got * scale[table].swapaxes(0, 1).reshape(heads, -1, 1)).astype(dtype)
 
     def one(block: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         q_QHK, table, start = block

@@ -39,16 +39,16 @@ def attend(
 ) -> jax.Array:
     """See `cache.attend`; the tables have the layer's pages."""
     N, Q, H, K = q_NQHK.shape
-    G, _, page, _ = cache.k.shape
+    total, G, page, _ = cache.k.shape
     rows = Q * (H // G)
     tile = max(_LEAST_TILE, 1 << (rows - 1).bit_length())
     q = q_NQHK.reshape(N, Q, G, H // G, K).swapaxes(1, 2).reshape(N, G, rows, K)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, tile - rows), (0, 0)))
     splits = _splits(N * G, tables_NP.shape[1]) if Q == 1 else 1
 
-    whole = pl.BlockSpec((None, *cache.k.shape[1:]), lambda n, g, s: (g, 0, 0, 0))
+    whole = pl.BlockSpec((total, None, page, K), lambda n, g, s: (0, g, 0, 0))
     scales = [] if cache.k_scale is None else [cache.k_scale, cache.v_scale]
-    scale_spec = pl.BlockSpec((None, *cache.k.shape[1:3]), lambda n, g, s: (g, 0, 0))
+    scale_spec = pl.BlockSpec((total, None, page), lambda n, g, s: (0, g, 0))
     part = pl.BlockSpec((None, None, None, tile), lambda n, g, s: (s, n, g, 0))
     kernel = functools.partial(
         _kernel,

@@ -47,31 +47,31 @@ def attend(
 
     `first_page` is the layer's first page in the pools."""
     N, H, K = q_NHK.shape
-    G, _, page, _ = cache.k.shape
+    total, G, page, _ = cache.k.shape
     P = tables_NP.shape[1]
     splits = _splits(N * G, P)
-    one = pl.BlockSpec((1,), lambda n, g, s: (0,))
-    row = pl.BlockSpec((1,), lambda n, g, s: (n,))
-    whole = pl.BlockSpec((None, *cache.k.shape[1:]), lambda n, g, s: (g, 0, 0, 0))
-    heads = pl.BlockSpec((None, None, H), lambda n, g, s: (s, n, 0))
+    one = pl.BlockSpec((1,), lambda g, n, s: (0,))
+    row = pl.BlockSpec((1,), lambda g, n, s: (n,))
+    whole = pl.BlockSpec((total, None, page, K), lambda g, n, s: (0, g, 0, 0))
+    heads = pl.BlockSpec((None, None, H), lambda g, n, s: (s, n, 0))
     made = jnp.float32 if splits > 1 else q_NHK.dtype
     kernel = functools.partial(
         _kernel, heads=G, shared=H // G, page=page, pages=P, splits=splits, scale=pattern.scale, softcap=pattern.softcap
     )
     out, low, high, k_pool, v_pool = pl.pallas_call(
         kernel,
-        grid=(N, G, splits),
+        grid=(G, N, splits),  # the heads of a page, which lie side by side, at about the same time
         in_specs=[
             one,
             one,
             row,
             row,
-            pl.BlockSpec((None, P), lambda n, g, s: (n, 0)),
-            pl.BlockSpec((None, H + 2 * G, K), lambda n, g, s: (n, 0, 0)),
+            pl.BlockSpec((None, P), lambda g, n, s: (n, 0)),
+            pl.BlockSpec((None, H + 2 * G, K), lambda g, n, s: (n, 0, 0)),
             whole,
             whole,
         ],
-        out_specs=[pl.BlockSpec((None, None, H, K), lambda n, g, s: (s, n, 0, 0)), heads, heads, whole, whole],
+        out_specs=[pl.BlockSpec((None, None, H, K), lambda g, n, s: (s, n, 0, 0)), heads, heads, whole, whole],
         out_shape=[
             jax.ShapeDtypeStruct((splits, N, H, K), made),  # type: ignore[no-untyped-call]
             jax.ShapeDtypeStruct((splits, N, H), jnp.float32),  # type: ignore[no-untyped-call]
@@ -80,7 +80,7 @@ def attend(
             jax.ShapeDtypeStruct(cache.v.shape, cache.v.dtype),  # type: ignore[no-untyped-call]
         ],
         input_output_aliases={6: 3, 7: 4},
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
+        compiler_params=_shape_of_programs(N * G),
         interpret=interpret,
         name="paged_decode",
     )(
@@ -92,6 +92,12 @@ def attend(
     share = jnp.exp2(high - high.max(axis=0))
     joined = (out * share[..., None]).sum(axis=0) / (low * share).sum(axis=0)[..., None]
     return joined.astype(q_NHK.dtype), k_pool, v_pool
+
+
+def _shape_of_programs(programs: int) -> plgpu.CompilerParams:
+    """Many of them: small ones with more loads under way. Few: more warps in each (docs/perf-notes.md)."""
+    many = programs > _PROGRAMS
+    return plgpu.CompilerParams(num_warps=2 if many else 4, num_stages=3 if many else 2)
 
 
 def _splits(programs: int, pages: int) -> int:
@@ -129,7 +135,7 @@ def _kernel(
     softcap: float | None,
 ) -> None:
     at, window, base = at_ref[0], window_ref[0], first_ref[0]
-    head, d_head = pl.program_id(1), qkv_ref.shape[1]
+    head, d_head = pl.program_id(0), qkv_ref.shape[1]
     tile = max(_LEAST_TILE, 1 << (shared - 1).bit_length())
     rows = pl.ds(head * shared, tile)  # this head's queries, and others that are left out
     kept = jnp.arange(tile) < shared

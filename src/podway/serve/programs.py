@@ -277,13 +277,17 @@ def _forward(
     ) -> tuple[jax.Array, Cache]:
         cells, blocks = where
         local = plan._replace(heads=k.shape[1])
-        if sizes == [1]:
-            tables, start = blocks[0]
+        out, begin, left = [], 0, list(zip(blocks, sizes, strict=True))
+        if len(left) == 1 or plan.backend == "nvidia":  # there one kernel stores and attends for rows that generate
+            (tables, start), _ = left.pop(0)
+            begin = tables.shape[0]
+            row = (q[:begin], k[:begin], v[:begin], cells[:begin])
             number, windowed = layer
-            return pages.write_and_attend(local, cache, number, q, k, v, cells, tables, start, pattern, windowed)
-        cache = pages.write(local, cache, layer.number, k, v, cells)
-        out, begin = [], 0
-        for (tables, start), queries in zip(blocks, sizes, strict=True):
+            seen, cache = pages.write_and_attend(local, cache, number, *row, tables, start, pattern, windowed)
+            out.append(seen)
+        if left:
+            cache = pages.write(local, cache, layer.number, k[begin:], v[begin:], cells[begin:])
+        for (tables, start), queries in left:
             size = tables.shape[0] * queries
             block = q[begin : begin + size].reshape(-1, queries, *q.shape[1:])
             seen = pages.attend(local, cache, layer.number, block, tables, start, pattern, layer.windowed)
