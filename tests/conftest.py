@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 SKIPPED: list[str] = []
 # Small programs are compiled by the hundred and run a few times each. Said before jax starts; processes that tests start inherit it.
@@ -20,6 +21,14 @@ HURRY = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
 )
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HURRY}".strip()
+# How long an example takes says how busy the machine is. CI tries the same examples each time, others new ones.
+settings.register_profile(
+    "here",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("PODWAY_REQUIRE_E2E")),
+)
+settings.load_profile("here")
 NOT_HERE = "the kernel has no"  # what no installation can mend is skipped in CI as well
 
 

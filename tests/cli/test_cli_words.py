@@ -81,7 +81,7 @@ def test_a_quoted_word_stays_one_word(words: list[str]) -> None:
     assert shlex.split(command_text([*plain, "x", "y"])) == [*plain, "x", "y"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.text("ab 'é\"", min_size=0, max_size=5), min_size=2, max_size=5))
 def test_bash_agrees(words: list[str]) -> None:
     text = command_text(["printf", "%s\\n", *words])

@@ -83,10 +83,20 @@ class Podway:
         for process in psutil.process_iter(["cmdline", "environ", "status"]):
             if process.info["status"] == psutil.STATUS_ZOMBIE:
                 continue
-            home = (process.info["environ"] or {}).get("HOME", "")
-            if place in " ".join(process.info["cmdline"] or []) or home.startswith(place):
+            process.info["cmdline"] = process.info["cmdline"] or []  # none: it has just ended
+            process.info["environ"] = process.info["environ"] or {}
+            if place in " ".join(process.info["cmdline"]) or process.info["environ"].get("HOME", "").startswith(place):
                 found.append(process)
         return found
+
+    def kill_all_in(self, home: Path, only: str = "") -> None:
+        """kill -9 every process of the hosts whose homes are in this directory, or those with this word in their command."""
+        for process in self.host_processes():
+            command = process.info["cmdline"]
+            inside = str(home) in " ".join(command) or process.info["environ"].get("HOME", "").startswith(str(home))
+            if inside and (not only or only in command):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def close(self) -> None:
         """End everything, the server first so that it starts nothing again."""
@@ -99,6 +109,16 @@ class Podway:
         # A client starts a lost server again without a word: one that died of itself is told here.
         said = self.home / "server.out"
         assert not said.exists() or "Fatal Python error" not in said.read_text(errors="replace"), said.read_text()
+
+
+def files_with(place: Path, text: str) -> list[Path]:
+    """The files below a directory that hold a text; some may come and go meanwhile."""
+    found = []
+    for path in place.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and not path.is_symlink() and text.encode() in path.read_bytes():
+                found.append(path)
+    return found
 
 
 def numbered_lines(ranks: int, phase_lines: dict[str, int]) -> Counter[str]:

@@ -108,10 +108,7 @@ def test_killed_host_fails_the_job_by_name(pod: Podway) -> None:
     pod.start()
     pod.client.launch(task("echo begun; sleep 1000"), cluster="c")
     wait_until(lambda: any("started run" in event.text for event in pod.client.events("c")))
-    home = str(pod.home / "local" / "c" / "host-1")
-    for process in pod.host_processes():
-        if home in " ".join(process.info["cmdline"]) or process.info["environ"].get("HOME") == home:
-            process.kill()
+    pod.kill_all_in(pod.home / "local" / "c" / "host-1")
     assert pod.finished("c", 1) == "FAILED"
     assert "worker1 (rank 1" in pod.client.job("c", 1).reason
     again = pod.client.launch(task("echo up again"), cluster="c")

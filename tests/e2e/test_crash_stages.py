@@ -17,15 +17,7 @@ PODWAY = str(Path(sys.executable).parent / "podway")
 
 def strike(pod: Podway, victim: str) -> None:
     """Kill the agent of host 1, or all of host 1."""
-    home = str(pod.home / "local" / "c" / "host-1")
-    for process in pod.host_processes():
-        command = process.info["cmdline"] or []  # none: it has just ended
-        mine = home in " ".join(command) or (process.info["environ"] or {}).get("HOME") == home
-        if mine and (victim == "host" or "serve" in command):
-            try:
-                process.kill()
-            except Exception:
-                continue
+    pod.kill_all_in(pod.home / "local" / "c" / "host-1", "serve" if victim == "agent" else "")
 
 
 def nothing_runs(pod: Podway) -> bool:

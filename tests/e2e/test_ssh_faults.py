@@ -12,7 +12,7 @@ import pytest
 from podway.testing.hosts import pool_text
 from podway.testing.netns import NetnsHosts
 from tests.conftest import wait_until
-from tests.e2e.harness import Podway, without_prefix
+from tests.e2e.harness import Podway, files_with, without_prefix
 from tests.e2e.test_ssh import SECRET, lab, made, podway, task
 
 __all__ = ["lab", "made"]  # fixtures: four machines in a pool, and nothing left on them
@@ -113,33 +113,29 @@ def test_secrets_are_nowhere_on_a_host_after_a_job(pod: Podway, lab: NetnsHosts)
            "echo token $TOK; echo $TOK >&2; (setsid sleep 300 >/dev/null 2>&1 &) ; [ ${#TOK} = 20 ]")  # fmt: skip
     assert "token ***" in podway(pod, "logs", "c", "1", "--no-follow")
     for index in range(4):
-        found = leaks(lab, index, SECRET.encode())
+        found = leaks(lab, index, SECRET)
         assert found == [], f"host {index}: {found}"
-    assert [path for path in files_below(pod.home) if SECRET.encode() in path.read_bytes()] == []
+    assert files_with(pod.home, SECRET) == []
     podway(pod, "down", "-y", "c")
     wait_until(lambda: pod.client.clusters() == [], 30, "the end of the cluster")
     for index in range(4):
-        assert leaks(lab, index, SECRET.encode()) == []
+        assert leaks(lab, index, SECRET) == []
 
 
-def leaks(lab: NetnsHosts, index: int, secret: bytes) -> list[str]:
+def leaks(lab: NetnsHosts, index: int, secret: str) -> list[str]:
     """Where on a machine a text is: all that was ever written there lies above the root it shares with this machine."""
     root = lab.files(index)
     own = [lab.written(index), *(root / name for name in ("root", "tmp", "run"))]
-    found = [str(path) for place in own for path in files_below(place) if secret in path.read_bytes()]
+    found = [str(path) for place in own for path in files_with(place, secret)]
     for process in (root / "proc").iterdir():
         if process.name.isdigit():
             for name in ("cmdline", "environ"):
                 try:
-                    if secret in (process / name).read_bytes():
+                    if secret.encode() in (process / name).read_bytes():
                         found.append(f"{name} of {process.name}")
                 except OSError:
                     continue  # it has ended
     return found
-
-
-def files_below(place: Path) -> list[Path]:
-    return [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def job_files(draw: st.DrawFn, tree: Tree) -> Tree:
     return made
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data())
 def test_apply_leaves_the_new_tree_and_the_jobs_files(data: st.DataObject) -> None:
     old, new = data.draw(trees()), data.draw(trees())
@@ -51,7 +51,7 @@ def test_apply_leaves_the_new_tree_and_the_jobs_files(data: st.DataObject) -> No
         assert list((host.state / "incoming").iterdir()) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_done_to_the_tree_is_undone(data: st.DataObject) -> None:
     tree = data.draw(trees().filter(bool))

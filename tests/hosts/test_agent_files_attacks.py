@@ -109,7 +109,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | TEXT, lambda inn
 FIELDS = ["dest", "manifest_id", "digest", "offset", "total", "from", "token", "address", "port", "path", "limit"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(["missing", "put", "pull", "apply", "fetch", "list"]),
     st.dictionaries(st.sampled_from(FIELDS), JSON),

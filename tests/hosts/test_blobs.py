@@ -26,7 +26,7 @@ def frame(data: bytes, name: str | None = None) -> bytes:
     return packs.FRAME.pack(bytes.fromhex(name or digest(data)), len(data)) + data
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.binary(max_size=300), max_size=8), st.integers(1, 200))
 def test_packs_carry_anything_in_pieces_of_any_size(contents: list[bytes], size: int) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:

@@ -96,7 +96,7 @@ def _asked(repository: Path, paths: list[bytes]) -> set[bytes]:
 
 
 @needs_git
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(layouts())
 def test_scan_leaves_out_what_git_ignores(
     repository: Path, layout: tuple[dict[bytes, bool], dict[bytes, list[bytes]]]

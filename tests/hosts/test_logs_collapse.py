@@ -181,7 +181,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps, st.integers(1, 5), st.integers(2, 40), st.just(set()) | st.sets(st.integers(0, 4)))
 def test_every_line_once_each_ranks_order_and_rank_0_in_time(
     spoken: list[tuple[int, str, int, float, bool, str]], hosts: int, limit: int, quiet: set[int]

@@ -1,7 +1,7 @@
 """A cursor survives the trip as a string; nothing else is taken for one."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.errors import UserError
@@ -15,7 +15,6 @@ def cursor_of(offsets: dict[str, list[int]], hosts: int) -> Cursor:
     return cursor
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 70).flatmap(
         lambda hosts: st.dictionaries(
@@ -40,14 +39,12 @@ def test_it_is_short() -> None:
     assert len(different.encode()) < 600
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_any_other_text_is_refused(token: str) -> None:
     with pytest.raises(UserError):
         Cursor.decode(token, 4)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_damaged_one_is_refused(data: st.DataObject) -> None:
     token = cursor_of({"setup": [5, 6], "run": [70_000, 80_000]}, 2).encode()

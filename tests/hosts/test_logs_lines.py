@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.hosts import logs_lines
@@ -146,7 +146,6 @@ writes = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(writes, st.lists(st.integers(0, 60), max_size=8), st.booleans())
 def test_the_lines_do_not_depend_on_the_chunks(
     written: list[tuple[list[bytes], int]], cuts: list[int], clipped: bool
@@ -167,7 +166,6 @@ def test_the_lines_do_not_depend_on_the_chunks(
     assert lines + source.finish() == fed(data, times)
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"").replace(b"\r", b""))), st.data())
 def test_plain_lines_come_out_as_they_went_in_and_reading_goes_on_behind_any(
     lines: list[bytes], data: st.DataObject
@@ -183,7 +181,6 @@ def test_plain_lines_come_out_as_they_went_in_and_reading_goes_on_behind_any(
         assert again.feed(whole[again.offset :], [(len(whole), 1)]) == all_lines[seen + 1 :]
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=90), max_size=6), st.integers(1, 40))
 def test_pieces_make_the_line(parts: list[bytes], step: int) -> None:
     data = b"\n".join(part.replace(b"\r", b"") for part in parts)

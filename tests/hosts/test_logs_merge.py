@@ -1,6 +1,6 @@
 """One stream by time out of many ranks, without waiting long for a silent one."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.hosts.logs_lines import Line
@@ -83,7 +83,6 @@ pushes = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(pushes, st.sets(st.integers(0, 3)))
 def test_nothing_is_lost_and_each_ranks_order_is_kept(
     steps: list[tuple[int, list[int], float, bool]], ended: set[int]
@@ -115,7 +114,6 @@ def test_nothing_is_lost_and_each_ranks_order_is_kept(
         assert [at[3] for at in out if at[1] == rank] == list(range(counts[rank]))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1000)), max_size=60), st.data())
 def test_with_all_data_at_hand_the_order_is_by_time(events: list[tuple[int, int]], data: st.DataObject) -> None:
     events.sort(key=lambda event: event[1])

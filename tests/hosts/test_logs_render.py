@@ -251,7 +251,7 @@ speech = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(2, 4), speech, st.integers(0, 50), st.integers(1, 30), st.integers(0, 1 << 32))
 def test_every_line_is_shown_once_whatever_the_chunks_the_timing_and_the_restarts(
     hosts: int, spoken: list[tuple[int, str, int]], split: int, limit: int, seed: int
@@ -293,7 +293,7 @@ def test_every_line_is_shown_once_whatever_the_chunks_the_timing_and_the_restart
     assert told(printed, hosts) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(speech)
 def test_rank_0_is_shown_within_0_7_seconds(spoken: list[tuple[int, str, int]]) -> None:
     """Followed live by somebody who looks whenever something is due."""

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.hosts.logs_text import RESET, display, group_prefix, host_name, is_blank, mask, prefix, ranges, strip_ansi
@@ -35,7 +35,6 @@ def test_group_prefix() -> None:
     assert [host_name(rank) for rank in (0, 1, 12)] == ["head", "worker1", "worker12"]
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_ranges_name_exactly_the_ranks(ranks: set[int]) -> None:
     named = set()
@@ -73,14 +72,12 @@ def test_display(raw: bytes, plain: str, coloured: str) -> None:
 STEERING = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_nothing_that_steers_a_terminal_is_ever_shown(raw: bytes) -> None:
     assert not STEERING.search(display(raw))
     assert not STEERING.search(re.sub(r"\x1b\[[0-9;:]*m", "", display(raw, colour=True)))
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["\x1b", "[", "3", "1", "m", "]", "\x07", "\\", "P", "A", ";", "x", " "])).map("".join))
 def test_escape_sequences_go_whole(text: str) -> None:
     assert "\x1b" not in strip_ansi(text)
@@ -102,7 +99,6 @@ def test_mask() -> None:
     assert mask("pässwörd ü", ["pässwörd"]) == "*** ü"
 
 
-@settings(deadline=None)
 @given(st.text(), st.lists(st.text(min_size=2), max_size=3))
 def test_no_secret_is_left(text: str, secrets: list[str]) -> None:
     shown = mask(text, secrets)

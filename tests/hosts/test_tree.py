@@ -41,7 +41,7 @@ def described(manifest: Manifest, contents: dict[str, bytes]) -> Tree:
     return tree
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trees())
 def test_a_manifest_is_the_whole_tree(tree: Tree) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:

@@ -131,7 +131,7 @@ def test_adapters_are_those_of_the_trainer() -> None:
     assert Adapters(rank=1).targets == LoraConfig().targets
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     model=st.sampled_from(["llama3.2-1b", "llama3.1-8b", "qwen3-30b-a3b", "gemma2-9b", "16b", "tiny-llama3"]),
     slice=st.sampled_from([s.accelerator_type for s in all_slices()[::5]]),

@@ -112,7 +112,7 @@ def test_impossible_loads(wrong: dict[str, float]) -> None:
         Load(**({"prompt": 10, "output": 10, "rate": 1.0} | wrong))  # type: ignore[arg-type]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     model=st.sampled_from(["llama3.2-1b", "llama3.1-70b", "mixtral-8x7b", "gemma3-4b", "qwen3-30b-a3b"]),
     slice=st.sampled_from([s.accelerator_type for s in all_slices() if s.chips <= 64][::3]),

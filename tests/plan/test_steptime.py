@@ -24,7 +24,7 @@ def test_parts_add_up_and_no_time_is_negative() -> None:
     assert min(plan.time.parts.values()) >= 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     model=st.sampled_from(["llama3.1-8b", "32b", "mixtral-8x7b", "gemma2-9b", "qwen3-30b-a3b"]),
     slice=st.sampled_from(["v4-128", "v5e-64", "v5p-128", "v6e-64", "tpu7x-64"]),

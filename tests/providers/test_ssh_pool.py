@@ -109,13 +109,13 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=80))
 def test_no_bytes_are_a_traceback(data: bytes) -> None:
     with_error(data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(KEYS, VALUES, max_size=7))
 def test_no_yaml_is_a_traceback(value: dict[str, object]) -> None:
     with_error(json.dumps(value).encode())

@@ -228,7 +228,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(requests, min_size=1, max_size=14),
     st.integers(13, 40),

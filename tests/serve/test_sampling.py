@@ -67,7 +67,7 @@ def kept_by_definition(row: np.ndarray, top_k: int, top_p: float, min_p: float) 
     return {i for i, c in zip(kept, chances, strict=True) if c >= min_p * chances.max()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 10_000), st.integers(0, 45), st.sampled_from([1.0, 0.1, 0.37, 0.62, 0.9, 0.99]),
     st.sampled_from([0.0, 0.05, 0.3]),

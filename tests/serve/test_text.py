@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -46,7 +46,6 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 texts = st.text(alphabet="ab é🙂日\n</s>", max_size=30)
 
 
-@settings(deadline=None)
 @given(texts, st.lists(st.integers(1, 5), max_size=20))
 def test_a_stream_gives_out_the_whole_text(plain: Tokenizer, bpe: Tokenizer, text: str, cuts: list[int]) -> None:
     for tokenizer in (plain, bpe):
@@ -60,7 +59,6 @@ def test_a_stream_gives_out_the_whole_text(plain: Tokenizer, bpe: Tokenizer, tex
         assert all("�" not in part for part in parts[:-1])
 
 
-@settings(deadline=None)
 @given(texts, st.lists(st.text(alphabet="ab é\n", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_a_stop_string_cuts_where_the_whole_text_would_be_cut(plain: Tokenizer, text: str, stops: list[str]) -> None:
     ids = plain.encode(text)

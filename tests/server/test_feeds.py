@@ -59,7 +59,7 @@ def test_little_of_a_long_log_is_read(tmp_path: Path) -> None:
     assert followed.archive.bytes <= feeds.TAIL_WINDOW
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 40), max_size=30), min_size=1, max_size=4),
     st.integers(1, 40),

@@ -157,7 +157,7 @@ def test_nobody_answers_may_pass(
 PART = st.sampled_from(["a", "b", "c.txt", "..", ".", "", "ü", "x y"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.lists(PART, min_size=1, max_size=4).map("/".join), max_size=6, unique=True))
 def test_any_names_are_a_proper_tree_or_refused(names: list[str]) -> None:
     """Whatever a bucket holds, no file leaves the target and none is lost without a word."""

@@ -33,7 +33,7 @@ def buckets_with(names: set[str], place: Path) -> Buckets:
     return buckets
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(NAMES, st.text("ab/", max_size=2), st.sampled_from(["", "/"]), st.integers(1, 4))
 def test_pages_are_the_whole(names: set[str], prefix: str, delimiter: str, size: int) -> None:
     buckets = buckets_with(names, PLACE)
@@ -55,7 +55,7 @@ def test_pages_are_the_whole(names: set[str], prefix: str, delimiter: str, size:
     assert sorted(pages) == sorted([*[item.name for item in items], *prefixes])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.binary(max_size=40), st.sampled_from([b"\r\n", b"\n"]), st.sampled_from(['"{}"', "'{}'", "{}"]), st.booleans()
 )
@@ -69,7 +69,7 @@ def test_an_upload_in_two_parts_keeps_every_byte(data: bytes, newline: bytes, qu
     assert found == ("text/plain" if headers else "application/octet-stream", {"name": "n"}, data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=60), st.text(max_size=20))
 def test_any_upload_is_taken_apart_or_refused(body: bytes, boundary: str) -> None:
     for content_type in (boundary, f"multipart/related; boundary={boundary}", "multipart/related; boundary=a"):

@@ -107,7 +107,7 @@ def test_enums_by_number_and_back() -> None:
     assert named(node, by_name) == by_name
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=80), st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE"]))
 def test_any_address_is_routed_or_refused(path: str, method: str) -> None:
     for start in ("", "v2/", f"v2/{P}/", f"v2/{P}/nodes/", "v1/projects/"):
@@ -129,7 +129,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(JSON)
 def test_any_body_is_shaped_or_refused(body: Any) -> None:
     try:
@@ -140,7 +140,7 @@ def test_any_body_is_shaped_or_refused(body: Any) -> None:
         assert named(message_type("v2", "Node").DESCRIPTOR, shaped) == shaped
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.text(max_size=40), st.sampled_from(["GET", "POST", "PUT", "PATCH", "DELETE"]), st.none() | st.just({"name": "x"})
 )
@@ -155,7 +155,7 @@ def test_any_compute_address_is_routed_or_refused(path: str, method: str, body: 
             assert error.status in STATUSES
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(0, 4e9))
 def test_times_come_back(when: float) -> None:
     assert read_stamp(stamp(when)) == pytest.approx(when, abs=1e-5)
@@ -189,7 +189,7 @@ def test_faults_pick_by_pattern_count_and_times() -> None:
         faults.remove(id)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 1000), st.floats(0, 1))
 def test_the_same_seed_strikes_the_same_requests(seed: int, probability: float) -> None:
     def history() -> list[bool]:

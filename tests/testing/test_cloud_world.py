@@ -220,7 +220,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestHistories.settings = settings(max_examples=25, stateful_step_count=25)
 
 
 def test_a_node_from_wish_to_ready() -> None:

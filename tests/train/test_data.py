@@ -68,7 +68,7 @@ def test_synthetic_data(config: DataConfig) -> None:
     assert data.epoch(100) == 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(
     step=st.integers(0, 10_000),
     hosts=st.sampled_from([1, 2, 3, 4, 6, 12]),

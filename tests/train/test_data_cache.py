@@ -86,7 +86,7 @@ def test_a_damaged_shard_is_made_anew(text: Path, tmp_path: Path, counted: list[
     assert len(shards(cache)) == 1, "and nothing is left of the old one"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 70_000), max_size=6), st.booleans()), max_size=8))
 def test_what_is_written_is_read(tmp_path: Path, parts: list[tuple[list[int], bool]]) -> None:
     cache = TokenCache(tmp_path / "cache")
