@@ -139,7 +139,8 @@ def test_binary_output_and_progress_bars(pod: Podway) -> None:
 
 def test_tail_rank_and_collapse(pod: Podway) -> None:
     pod.start()
-    pod.client.launch(task("echo same; " + counting("run", 20), tpu=FOUR_HOSTS), cluster="c")
+    together = "touch ~/here; until [ $(ls ~/../host-*/here | wc -l) = 4 ]; do sleep 0.05; done"
+    pod.client.launch(task(f"{together}; echo same; " + counting("run", 20), tpu=FOUR_HOSTS), cluster="c")
     assert pod.finished("c", 1) == "SUCCEEDED"
     shown = [frame.text for frame in pod.client.watch("c", 1) if frame.kind == "log"]
     assert "".join(shown).count("same") == 1 and "(all 4 hosts) same" in "".join(shown)
