@@ -18,8 +18,11 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 @pytest.fixture
 def nothing_kept() -> Iterator[None]:
     """For programs over several CPU devices, which must not come from the folder: see podway.model.compiled."""
-    for enabled in (False, True):
-        jax.config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()
-        if not enabled:
-            yield
+    _use_folder(False)
+    yield
+    _use_folder(True)
+
+
+def _use_folder(enabled: bool) -> None:
+    jax.config.update("jax_enable_compilation_cache", enabled)
+    compilation_cache.reset_cache()  # jax looks at the setting once

@@ -22,6 +22,5 @@ def keep_programs(asked: Path | str | None, otherwise: Path | None = None) -> No
         jax.config.update("jax_enable_compilation_cache", False)  # type: ignore[no-untyped-call]
         return
     folder = asked or os.environ.get("JAX_COMPILATION_CACHE_DIR") or otherwise
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+    if folder:  # jax makes it; it may be a bucket
         jax.config.update("jax_compilation_cache_dir", str(folder))  # type: ignore[no-untyped-call]

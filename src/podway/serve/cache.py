@@ -13,7 +13,7 @@ A row that generates is a block of one query; a piece of a prompt is blocks of `
 sees keys that nobody wrote, and its results are not used.
 
   reference  plain jnp over gathered pages: CPU, and what the kernels are held to
-  nvidia     a Pallas kernel (`cache_nvidia.py`), and another for steps without prompts, which writes too
+  nvidia     a Pallas kernel (`cache_nvidia.py`), and another for rows that generate, which writes too
              (`decode_nvidia.py`); pools (L * pages, G, page, K)
   tpu        jax's ragged paged attention (`cache_tpu.py`); one pool (L * pages, page, 2 G, K), keys and values in turn
 
@@ -167,7 +167,7 @@ def write_and_attend(
     pattern: Pattern,
     windowed: jax.Array,
 ) -> tuple[jax.Array, Cache]:
-    """`write` and `attend` for a step of rows that generate, one query each."""
+    """`write` and `attend` for rows that generate, one query each."""
     if plan.backend == "nvidia" and cache.k_scale is None:
         window = jnp.where(windowed, pattern.window or NO_WINDOW, NO_WINDOW).astype(jnp.int32)
         first = jnp.asarray(layer * plan.pages, jnp.int32)
