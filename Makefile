@@ -31,8 +31,8 @@ clients:
 	@bash tools/clients
 
 lint: setup  ## ruff and mypy --strict
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests tools/bench
+	$(BIN)/ruff format --check src tests tools/bench
 	$(BIN)/mypy
 
 soak: setup  ## The long fuzz, chaos and load runs
@@ -40,19 +40,19 @@ soak: setup  ## The long fuzz, chaos and load runs
 	$(BIN)/python -m pytest -m soak --timeout=3600 tests
 
 bench: setup  ## CPU of the CLI beside sky and dstack, launch and exec overhead, log merging: writes docs/benchmarks.md
-	$(BIN)/python -m podway.bench.spine
+	$(BIN)/python -m tools.bench.spine
 
 bench-scale: setup system-packages  ## As root: 64 namespace hosts over ssh, files against rsync, logs, 1,000 endpoints (25 minutes): docs/benchmarks.md
-	$(BIN)/python -m podway.bench.scale
+	$(BIN)/python -m tools.bench.scale
 
 bench-plan: setup  ## The planner's predictions beside published results: writes docs/planning.md
-	$(BIN)/python -m podway.bench.plan --write docs/planning.md
+	$(BIN)/python -m tools.bench.plan --write docs/planning.md
 
 bench-train: setup  ## The training step on this machine, small: a table
-	$(BIN)/python -m podway.bench.train
+	$(BIN)/python -m tools.bench.train
 
 bench-aot: setup  ## Training steps and serving programs through the TPU compiler, without a TPU: writes docs/aot.md
-	$(BIN)/python -m podway.bench.aot
+	$(BIN)/python -m tools.bench.aot
 
 clean:  ## Remove what the other targets made
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

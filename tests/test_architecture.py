@@ -117,14 +117,14 @@ def test_cli_starts_without_heavy_modules() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_files_and_functions_are_small_and_told(path: Path) -> None:
+def test_files_and_functions_are_small_and_documented(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text)
     name = module_of(path)
     assert path.stem not in BANNED_NAMES
     if text.strip():
         assert ast.get_docstring(tree), f"{name} has no docstring"
-    assert text.count("\n") <= LONG_FILES.get(name, 500), f"{name} is too long"
+    assert text.count("\n") <= LONG_FILES.get(name, 450), f"{name} is too long"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno

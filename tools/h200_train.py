@@ -31,7 +31,7 @@ from typing import Any
 
 PEAK = 989e12  # NVIDIA H200 data sheet: dense bf16
 LENGTH = 4096
-WARMUP, STEPS = 3, 12  # as in podway.bench.train
+WARMUP, STEPS = 3, 12  # as in tools.bench.train
 DYNAMIC_SLICE = "--xla_gpu_enable_dynamic_slice_fusion=true"
 DOUBLE_BUFFER = "--xla_gpu_enable_while_loop_double_buffering=true"
 NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
@@ -73,7 +73,7 @@ def shape_of(name: str) -> Any:
 
 def podway_step(v: dict[str, Any]) -> dict[str, Any]:
     """Podway's own step."""
-    from podway.bench.train import measure
+    from tools.bench.train import measure
 
     if not v.get("profile"):
         return measure(v, PEAK)
@@ -220,7 +220,7 @@ def _check_step(v: dict[str, Any]) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from podway.bench.train import build
+    from tools.bench.train import build
 
     small = {"model": "tiny-llama3", "batch": 4, "length": 256, "moments": "float32", "policy": "none"}
     gpu = jax.default_backend() == "gpu"
@@ -317,7 +317,7 @@ def suites(tiny: bool) -> dict[str, list[dict[str, Any]]]:
 def name_of(v: dict[str, Any]) -> str:
     kind = v.get("kind", "podway")
     if kind == "podway":
-        from podway.bench.train import name_of
+        from tools.bench.train import name_of
 
         return f"podway {name_of(v)}"
     words = [kind, v.get("model", ""), f"b{v['batch']}" if "batch" in v else ""]

@@ -2,9 +2,9 @@
 
 import msgspec
 import pytest
+from tools.bench import aot
+from tools.bench.aot import Row, is_answered, page_of, read_kept, row_of, training_rows
 
-from podway.bench import aot
-from podway.bench.aot import Row, is_answered, page_of, read_kept, row_of, training_rows
 from podway.model.families import find_model
 from podway.rehearse.memory import Hbm
 from podway.rehearse.program import Program

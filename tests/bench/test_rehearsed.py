@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
+from tools.bench.rehearsed import BYTES, GRID, JOBS, Weighed, jobs, weighed
 
-from podway.bench.rehearsed import BYTES, GRID, JOBS, Weighed, jobs, weighed
 from podway.catalog.slices import find_slice
 from podway.model.families import find_model
 from podway.plan.memory import GIB
@@ -53,7 +53,7 @@ def test_the_recorded_flops_are_those_of_the_model() -> None:
 
 def test_planned_bytes_are_within_a_tenth_of_compiled_ones() -> None:
     compared = weighed()
-    assert len(compared) == len(GRID), "record it again: python -m podway.bench.plan --fresh"
+    assert len(compared) == len(GRID), "record it again: python -m tools.bench.plan --fresh"
     for one in compared:
         assert abs(one.error) <= 0.10, one
 

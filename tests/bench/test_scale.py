@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 import psutil
-
-from podway.bench import endpoints, report, scale
+from tools.bench import endpoints, report, scale
 
 
 def test_the_control_plane_over_endpoints_of_one_process(tmp_path: Path) -> None:
@@ -13,7 +12,7 @@ def test_the_control_plane_over_endpoints_of_one_process(tmp_path: Path) -> None
     assert [key for key, *_ in rows] == ["endpoints", "endpoints-run", "endpoints-cancel", "endpoints-many"]
     assert all(0 < took < 60 for _, _, took, _ in rows)
     assert re.search(r"server: \d+\.\d s of CPU", rows[0][3]) and "2 launches of 20 each" in rows[3][1]
-    left = [process.cmdline() for process in psutil.process_iter() if "podway.bench.endpoints" in _words(process)]
+    left = [process.cmdline() for process in psutil.process_iter() if "tools.bench.endpoints" in _words(process)]
     assert left == []
 
 

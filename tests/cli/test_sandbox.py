@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podway.testing.cloud.running import find_sandbox
+from podway.sandbox.running import find_sandbox
 
 Podway = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -12,9 +12,9 @@ from podway.control.heartbeat import TOLD_IN_SILENCE, Heartbeat, rest_rule, sile
 from podway.control.records import Cluster, ClusterState, shell_key
 from podway.order import Order
 from podway.providers import Call, Farewell
-from podway.providers.gcp_farewell import farewell
-from podway.providers.gcp_render import Site, render
-from podway.providers.gcp_settings import Settings
+from podway.providers.gcp.render import Site, render
+from podway.providers.gcp.self_teardown import farewell
+from podway.providers.gcp.settings import Settings
 from podway.providers.local import LocalProvider
 from podway.task.task import Autostop
 from tests.control.samples import cluster, hosts

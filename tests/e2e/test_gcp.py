@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from podway.sandbox.hosts import why_no_hosts
+from podway.sandbox.netns import why_no_namespaces
+from podway.sandbox.running import Running, running_sandbox
 from podway.task.task import Task
-from podway.testing.cloud.running import Running, running_sandbox
-from podway.testing.hosts import why_no_hosts
-from podway.testing.netns import why_no_namespaces
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway, counting, numbered_lines, without_prefix
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from podway.errors import UserError
+from podway.sandbox.hosts import why_no_hosts
+from podway.sandbox.netns import why_no_namespaces
+from podway.sandbox.running import Running, SandboxError, running_sandbox
 from podway.task.task import Accelerator, Placement, Recovery, Resources, Task
-from podway.testing.cloud.running import Running, SandboxError, running_sandbox
-from podway.testing.hosts import why_no_hosts
-from podway.testing.netns import why_no_namespaces
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway
 

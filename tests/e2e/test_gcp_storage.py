@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podway.testing.cloud.running import Running
+from podway.sandbox.running import Running
 from tests.e2e.harness import Podway
 from tests.e2e.test_gcp import EAST, cloud, podway, sandbox
 from tests.e2e.test_storage_copies import client_of, objects, put

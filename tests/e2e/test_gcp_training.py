@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from podway.sandbox.running import Running, running_sandbox
 from podway.task.task import Recovery, Task
-from podway.testing.cloud.running import Running, running_sandbox
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway
 from tests.e2e.test_recovery_cloud import living, start, stock_out, wanted

@@ -16,8 +16,8 @@ import pytest
 
 from podway.control.records import ENDED
 from podway.errors import UserError
+from podway.sandbox.running import Running, SandboxError, running_sandbox
 from podway.task.task import Accelerator, Placement, Recovery, Resources, Task
-from podway.testing.cloud.running import Running, SandboxError, running_sandbox
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway
 

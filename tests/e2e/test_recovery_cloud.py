@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from podway.errors import UserError
+from podway.sandbox.running import Running, running_sandbox
 from podway.server.api import ClusterView
 from podway.task.task import Accelerator, Autostop, Placement, Recovery, Resources, Task
-from podway.testing.cloud.running import Running, running_sandbox
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway
 

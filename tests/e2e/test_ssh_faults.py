@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from podway.testing.hosts import pool_text
-from podway.testing.netns import NetnsHosts
+from podway.sandbox.hosts import pool_text
+from podway.sandbox.netns import NetnsHosts
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway, files_with, without_prefix
 from tests.e2e.test_ssh import SECRET, lab, made, podway, task

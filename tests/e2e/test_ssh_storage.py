@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from podway.testing.cloud.running import Running, running_sandbox
-from podway.testing.netns import NetnsHosts
+from podway.sandbox.netns import NetnsHosts
+from podway.sandbox.running import Running, running_sandbox
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway
 from tests.e2e.test_ssh import lab, made, podway

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from podway.errors import UserError
+from podway.sandbox.running import Running, running_sandbox
 from podway.task.task import Bucket, FileMount
-from podway.testing.cloud.running import Running, running_sandbox
 from tests.e2e.harness import Podway, task, without_prefix
 
 

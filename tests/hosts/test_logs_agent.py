@@ -6,7 +6,7 @@ from pathlib import Path
 from agent_host import Host
 
 from podway.hosts.link import AgentLink, local_opener
-from podway.hosts.logs import Chunk, Cursor, Options, Renderer, follow
+from podway.hosts.logs.follow import Chunk, Cursor, Options, Renderer, follow
 
 SCRIPT = r"""
 echo starting

@@ -1,6 +1,6 @@
 """The benchmark of the logs, small: it measures what it says it measures."""
 
-from podway.bench.logmerge import Case, Row, report, run
+from tools.bench.logmerge import Case, Row, report, run
 
 
 def test_it_shows_each_log_as_it_should() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podway.hosts import logs_collapse
-from podway.hosts.logs_collapse import Collapser, Shown
-from podway.hosts.logs_lines import Line
+from podway.hosts.logs import collapse as logs_collapse
+from podway.hosts.logs.collapse import Collapser, Shown
+from podway.hosts.logs.lines import Line
 
 SECOND = 1_000_000_000
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.errors import UserError
-from podway.hosts.logs_cursor import Cursor
+from podway.hosts.logs.cursor import Cursor
 
 
 def cursor_of(offsets: dict[str, list[int]], hosts: int) -> Cursor:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from podway.errors import ProviderError
-from podway.hosts.logs import Chunk, Cursor, Options, Renderer, follow
+from podway.hosts.logs.follow import Chunk, Cursor, Options, Renderer, follow
 
 T = TypeVar("T")
 END_S = 4.0

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podway.hosts import logs_lines
-from podway.hosts.logs_lines import BAR_NS, CONTINUED, LONGEST, MORE, Line, LineSource
+from podway.hosts.logs import lines as logs_lines
+from podway.hosts.logs.lines import BAR_NS, CONTINUED, LONGEST, MORE, Line, LineSource
 
 SECOND = 1_000_000_000
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podway.hosts.logs_lines import Line
-from podway.hosts.logs_merge import Merger
+from podway.hosts.logs.lines import Line
+from podway.hosts.logs.merge import Merger
 
 
 def line(rank: int, time: int, text: str = "x", end: int = 0) -> Line:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podway.errors import UserError
-from podway.hosts import logs_render
-from podway.hosts.logs_cursor import Cursor
-from podway.hosts.logs_render import Chunk, Options, Renderer
+from podway.hosts.logs import render as logs_render
+from podway.hosts.logs.cursor import Cursor
+from podway.hosts.logs.render import Chunk, Options, Renderer
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podway.hosts.logs_text import RESET, display, group_prefix, host_name, is_blank, mask, prefix, ranges, strip_ansi
+from podway.hosts.logs.text import RESET, display, group_prefix, host_name, is_blank, mask, prefix, ranges, strip_ansi
 
 
 @pytest.mark.parametrize(

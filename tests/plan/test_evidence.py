@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
+from tools.bench.plan import BEGIN, END, report, write_between
 
-from podway.bench.plan import BEGIN, END, report, write_between
 from podway.plan.chips import STRAGGLER_LOSS_PER_DOUBLING, device_of
 from podway.plan.evidence import compiled_hbm, fitted, jobs, rows_of, spearman, t5_ran
 from podway.plan.serve import ENGINE_EFFICIENCY

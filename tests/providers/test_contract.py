@@ -13,10 +13,10 @@ from podway.errors import UserError
 from podway.hosts.link import AgentLink
 from podway.order import Order
 from podway.providers import PROVIDERS, Observation, Provider, Request, open_provider
-from podway.providers.gcp import GcpProvider
+from podway.providers.gcp.provider import GcpProvider
+from podway.sandbox.hosts import HostSet, make_hosts, pool_text, why_no_hosts
+from podway.sandbox.running import Running, running_sandbox
 from podway.task.task import Accelerator, Resources
-from podway.testing.cloud.running import Running, running_sandbox
-from podway.testing.hosts import HostSet, make_hosts, pool_text, why_no_hosts
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CASES = {

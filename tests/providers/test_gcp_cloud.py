@@ -20,12 +20,12 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.link import AgentLink
 from podway.order import Order
 from podway.providers import Observation, Request
-from podway.providers.gcp import GcpProvider, open_provider
-from podway.providers.gcp_things import Sight
+from podway.providers.gcp.provider import GcpProvider, open_provider
+from podway.providers.gcp.resources import Sight
+from podway.sandbox.hosts import why_no_hosts
+from podway.sandbox.netns import why_no_namespaces
+from podway.sandbox.running import Running, running_sandbox
 from podway.task.task import Accelerator, Placement, Resources
-from podway.testing.cloud.running import Running, running_sandbox
-from podway.testing.hosts import why_no_hosts
-from podway.testing.netns import why_no_namespaces
 
 from .test_contract import use_sandbox
 from .test_gcp_render import order
@@ -532,7 +532,7 @@ def test_what_is_made_after_we_stopped_waiting_is_deleted_too(
     """The call takes longer than we wait for it, and `down` comes before it is done."""
 
     async def life() -> None:
-        monkeypatch.setattr("podway.providers.gcp_cloud.CALL_S", 0.5)
+        monkeypatch.setattr("podway.providers.gcp.api.CALL_S", 0.5)
         gcp.settle_s = 4.0
         cloud.command("POST", "faults", {"kind": kind, "method": call, "seconds": 2.0, "times": 1})
         with pytest.raises(ProviderError, match="cannot be reached"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.catalog.slices import all_slices, find_slice
-from podway.providers.gcp_quota import Quota, read_quotas, too_little
+from podway.providers.gcp.quota import Quota, read_quotas, too_little
 
 EAST, WEST = "us-east5-b", "us-west4-a"
 

@@ -17,8 +17,8 @@ from podway.control.choosing import order_of
 from podway.errors import UserError
 from podway.order import Order
 from podway.providers import Offer, Request
-from podway.providers.gcp_render import Mark, Site, ident, is_queued, read_mark, render
-from podway.providers.gcp_settings import Settings
+from podway.providers.gcp.render import Mark, Site, ident, is_queued, read_mark, render
+from podway.providers.gcp.settings import Settings
 from podway.task.environment import Overrides
 from podway.task.read import read_task
 

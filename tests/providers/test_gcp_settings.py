@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.errors import ProviderError, UserError
-from podway.providers.gcp_errors import Trouble, explain, failed_operation
-from podway.providers.gcp_settings import KEYS, Account, Settings, parse_settings, read_settings
+from podway.providers.gcp.errors import Trouble, explain, failed_operation
+from podway.providers.gcp.settings import KEYS, Account, Settings, parse_settings, read_settings
 
 ZONE = "us-central2-b"
 PARENT = f"projects/p/locations/{ZONE}"

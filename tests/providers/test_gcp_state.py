@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.providers import Request, Step
-from podway.providers.gcp_state import DISK, INSTANCE, NODE, QUEUED, Record, condition_of, judge
-from podway.providers.gcp_things import Thing
+from podway.providers.gcp.resources import Thing
+from podway.providers.gcp.state import DISK, INSTANCE, NODE, QUEUED, Record, condition_of, judge
 
 A, B = "us-east5-b", "us-east1-d"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from podway.testing.hosts import make_hosts, why_no_hosts
-from podway.testing.netns import why_no_namespaces
+from podway.sandbox.hosts import make_hosts, why_no_hosts
+from podway.sandbox.netns import why_no_namespaces
 
 
 def test_making_hosts_leaves_nothing_behind() -> None:
@@ -29,7 +29,7 @@ def test_hosts_of_a_killed_maker_are_removed_by_the_next() -> None:
     if why_not:
         pytest.skip(why_not)
     code = (
-        "import os, signal; from podway.testing.hosts import make_hosts\n"
+        "import os, signal; from podway.sandbox.hosts import make_hosts\n"
         "with make_hosts(2, separate=True) as made: print(made.hosts[0].address, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)

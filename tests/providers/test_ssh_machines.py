@@ -20,9 +20,9 @@ from podway.hosts.link import AgentLink
 from podway.hosts.sync import sync
 from podway.hosts.tree import scan
 from podway.order import Order
-from podway.providers.ssh import SshProvider
-from podway.testing.hosts import make_hosts, make_key, pool_text, why_no_hosts
-from podway.testing.netns import NetnsHosts, why_no_namespaces
+from podway.providers.ssh.provider import SshProvider
+from podway.sandbox.hosts import make_hosts, make_key, pool_text, why_no_hosts
+from podway.sandbox.netns import NetnsHosts, why_no_namespaces
 from tests.conftest import wait_until
 
 PAIR = Order(accelerator_type="v4-16", topology="2x2x2", provider="ssh", hosts_per_slice=2, chips_per_host=4)
@@ -401,7 +401,7 @@ def test_pools_too_small_are_refused_before_anything_is_done(tmp_path: Path) -> 
 DRIVER = """
 import asyncio, sys
 from pathlib import Path
-from podway.providers.ssh import SshProvider
+from podway.providers.ssh.provider import SshProvider
 from tests.providers.test_ssh_machines import PAIR
 provider = SshProvider(Path(sys.argv[1]))
 print("begun", flush=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podway.errors import UserError
-from podway.providers.ssh_pool import HOST_KEYS, POOL_KEYS, Pool, parse_pool, read_inventory, read_pool
+from podway.providers.ssh.pool import HOST_KEYS, POOL_KEYS, Pool, parse_pool, read_inventory, read_pool
 
 FULL = """
 user: ubuntu

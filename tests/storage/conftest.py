@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podway.testing.cloud.running import Running, running_sandbox
+from podway.sandbox.running import Running, running_sandbox
 
 pytest.importorskip("google.cloud.storage")
 

@@ -10,11 +10,11 @@ import pytest
 
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import scan
+from podway.sandbox.running import Running
 from podway.storage.address import Address
 from podway.storage.gcs import open_buckets
 from podway.storage.render import HostMount, script
 from podway.task.task import Bucket
-from podway.testing.cloud.running import Running
 
 FILES = {"deep/one.txt": b"1", "two words.bin": bytes(range(256))}
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import Manifest, scan
+from podway.sandbox.running import Running
 from podway.storage.address import Address, parse
 from podway.storage.gcs import Buckets, Kept, open_buckets, tree_of
-from podway.testing.cloud.running import Running
 
 MANY = {f"shard{n:02}/part-{n}.bin": bytes([n]) * (1000 * n) for n in range(20)}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podway.testing.cloud.running import running_sandbox
+from podway.sandbox.running import running_sandbox
 from tests.train.running import EXACT, environment, journal
 
 storage = pytest.importorskip("google.cloud.storage")

@@ -18,7 +18,7 @@ from podway.cli.options import output_option
 from podway.cli.tables import table
 from podway.errors import UserError
 from podway.home import home
-from podway.testing.cloud.running import END_S, Running, SandboxError, find_sandbox, start_sandbox
+from podway.sandbox.running import END_S, Running, SandboxError, find_sandbox, start_sandbox
 
 KINDS = ("error", "delay", "slow", "drop", "lost", "lro")
 UNLIMITED = "unlimited"

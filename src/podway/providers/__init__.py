@@ -160,9 +160,9 @@ class Provider(Protocol):
 
 
 PROVIDERS = {
-    "gcp": "podway.providers.gcp",
+    "gcp": "podway.providers.gcp.provider",
     "local": "podway.providers.local",
-    "ssh": "podway.providers.ssh",
+    "ssh": "podway.providers.ssh.provider",
 }
 
 

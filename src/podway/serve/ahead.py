@@ -9,7 +9,7 @@
 3. The same functions that the engine compiles at its start are lowered over abstract arrays (`engine.programs_of`).
 
 `compile()` of each then says what the program needs. Call this in a process whose environment keeps libtpu from looking for a
-chip (TPU_SKIP_MDS_QUERY=1 and the rest: `podway.bench.aot.environment`).
+chip (TPU_SKIP_MDS_QUERY=1 and the rest: `tools.bench.aot.environment`).
 """
 
 from collections.abc import Callable

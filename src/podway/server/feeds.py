@@ -14,7 +14,7 @@ from typing import Protocol
 from podway.control.fleet import HostSession
 from podway.control.records import Cluster, Job, JobState, phase_label, phase_of
 from podway.errors import ProviderError
-from podway.hosts.logs import Chunk
+from podway.hosts.logs.follow import Chunk
 from podway.server.routes import Services
 
 READ = 1 << 18

@@ -18,7 +18,7 @@ from podway.control.fleet import Fleet, HostSession
 from podway.control.records import Cluster, Event, Job, phase_label
 from podway.errors import UserError
 from podway.hosts.agent.packs import FilesError
-from podway.hosts.logs import Cursor, Options, Renderer, follow
+from podway.hosts.logs.follow import Cursor, Options, Renderer, follow
 from podway.server import api
 from podway.server.feeds import Feed, RankFeed, width
 from podway.server.notify import Notifier

@@ -28,7 +28,7 @@ from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import Entry, Manifest
-from podway.providers.gcp_settings import Account
+from podway.providers.gcp.settings import Account
 from podway.storage.address import Address
 from podway.storage.permissions import refused
 

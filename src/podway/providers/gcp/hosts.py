@@ -1,0 +1,169 @@
+"""Nodes that are ready become hosts: log in, pin host keys, mount the data disk, start the agent. As for any machine over ssh.
+
+A host is found again from its `Host` record alone, on whichever server: its id begins with the number that the cloud gave its node, so
+that an address which another node had before is never taken for that one, nor its host key.
+"""
+
+import asyncio
+import contextlib
+import shlex
+from collections.abc import Iterable
+
+import asyncssh
+import msgspec
+
+from podway.errors import ProviderError
+from podway.hosts.link import Opener
+from podway.hosts.ssh_link import Endpoint, SshConnections
+from podway.order import Host
+from podway.providers import Shell
+from podway.providers.gcp.api import Cloud
+from podway.providers.gcp.errors import Trouble
+from podway.providers.gcp.resources import Thing
+from podway.providers.gcp.settings import Account
+from podway.providers.ssh.machine import Held, MachineWork, who_am_i
+from podway.providers.ssh.pool import Machine
+
+DATA_HOME = (
+    "/mnt/podway"  # `~` of jobs where there is a data disk: datasets, caches and environments go to the large one
+)
+DISK_LABEL = "podway"
+HOST_KEY = "hostkeys/ssh-ed25519"  # a guest attribute, as Google's guest agent writes it
+PORT = "sandbox/ssh-port"  # another, of the sandbox's hosts where they cannot have port 22
+MOUNT_S = 120.0
+
+
+class Hosts:
+    """The hosts of clusters, over the process' connections."""
+
+    def __init__(self, account: Account, cloud: Cloud) -> None:
+        self._account = account
+        self._cloud = cloud
+        self.connections = SshConnections(account.folder / "known_hosts")
+        self._work = MachineWork(self.connections)
+
+    async def place(
+        self, cluster: str, nodes: tuple[Thing, ...], disk_gb: int, tpu_name: str | None
+    ) -> tuple[Host, ...]:
+        """Have an agent answer on every worker of every node, and say who they are, slice by slice."""
+        told = await asyncio.gather(*(self._cloud.aside(self._attributes, node) for node in nodes))
+        hosts: list[Host] = []
+        for which, (node, workers) in enumerate(zip(nodes, told, strict=True)):
+            for worker, ((inside, outside), said) in enumerate(zip(node.addresses, workers, strict=True)):
+                host = Host(
+                    rank=len(hosts),
+                    slice=which,
+                    worker=worker,
+                    address=inside,
+                    external_address=outside or inside,
+                    home=DATA_HOME if disk_gb else "~",
+                    id=f"{node.number}.{worker}/{cluster}-{len(hosts)}",
+                    tpu_name=tpu_name or node.id,
+                    ssh_port=int(said.get(PORT, "22")),
+                )
+                self._pin(host, said)
+                hosts.append(host)
+        answers = await asyncio.gather(*(self._start(host, disk_gb) for host in hosts), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return tuple(answer for answer in answers if isinstance(answer, Host))
+
+    async def reach(self, host: Host) -> None:
+        """Have the agent answer: it may have been killed, or the machine started anew."""
+        await self._work.reach(self.opener(host), lambda: self._start(host))
+
+    def opener(self, host: Host) -> Opener:
+        """Streams to the agent's socket."""
+        return self._work.opener(self._machine(host), host.home)
+
+    def shell(self, host: Host, env: dict[str, str], command: str | None) -> Shell:
+        """The person's own ssh."""
+        return self._work.shell(self._machine(host), host.home, env, command)
+
+    def endpoint(self, host: Host) -> Endpoint:
+        """Where to log in."""
+        return Endpoint(
+            address=host.external_address or host.address,
+            port=host.ssh_port,
+            user=self._account.settings.ssh_user,
+            identity_file=str(self._account.identity_file),
+            alias=f"podway-{host.id.partition('/')[0]}",
+        )
+
+    def let_go(self, hosts: tuple[Host, ...]) -> None:
+        """They are off: no more connections to them."""
+        for host in hosts:
+            self.connections.drop(self.endpoint(host))
+
+    def forget(self, numbers: Iterable[str]) -> None:
+        """The nodes of these numbers are no more: nor any keys of theirs."""
+        self.connections.pins.forget(tuple(f"podway-{number}." for number in numbers if number))
+
+    def _machine(self, host: Host) -> Machine:
+        return Machine(name=host.id, endpoint=self.endpoint(host), internal_address=host.address, home=host.home)
+
+    async def _start(self, host: Host, disk_gb: int = 0) -> Host:
+        """Have its agent run; the host, with the home it really has. Done again, it changes nothing."""
+        machine = self._machine(host)
+        if host.home == DATA_HOME:  # a machine that was started anew has not mounted it
+            await self._mount(machine.endpoint, disk_gb)
+        cluster = host.id.partition("/")[2].rpartition("-")[0]
+        lease = {"owner": self._account.owner, "cluster": cluster, "who": who_am_i()}
+        try:
+            claimed = await self._work.claim(machine, host.id, lease)
+        except Held as held:
+            raise ProviderError(str(held)) from None
+        host = msgspec.structs.replace(host, home=claimed.home)
+        await self._work.start(machine, host, claimed, self._work.opener(machine, host.home))
+        return host
+
+    def _attributes(self, node: Thing) -> list[dict[str, str]]:
+        """What each worker says of itself through the cloud; nothing where it says nothing (yet)."""
+        said: list[dict[str, str]] = []
+        if node.kind == "node":
+            with contextlib.suppress(Trouble):
+                said = self._cloud.guest_attributes(node.path)
+        return [*said, *({} for _ in node.addresses)][: len(node.addresses)]
+
+    def _pin(self, host: Host, said: dict[str, str]) -> None:
+        """Pin the key that the cloud shows for the host; where it shows none, the first one seen is pinned."""
+        if HOST_KEY in said:
+            kind = HOST_KEY.rpartition("/")[2]
+            with contextlib.suppress(asyncssh.KeyImportError):
+                self.connections.pins.pin(self.endpoint(host), asyncssh.import_public_key(f"{kind} {said[HOST_KEY]}"))
+
+    async def _mount(self, endpoint: Endpoint, disk_gb: int) -> None:
+        """Have the data disk formatted if it is blank, mounted, and the login's own."""
+        done = await self.connections.run(endpoint, mount_command(disk_gb), timeout=MOUNT_S)
+        if done.code:
+            said = (done.err or done.out.decode(errors="replace")).strip().splitlines()
+            raise ProviderError(f"the data disk of {endpoint} cannot be mounted: {said[-1] if said else done.code}")
+
+
+def mount_command(disk_gb: int) -> str:
+    """Shell text that mounts the data disk: the one with our label, or else a blank one of this size, which is formatted.
+
+    It may be run again and does nothing then; 0 takes no disk but ours.
+    """
+    script = f"""set -e
+at={DATA_HOME}
+if mountpoint -q "$at"; then exit 0; fi
+run() {{ if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }}
+disks() {{ lsblk -bdno NAME,SIZE,TYPE | awk '$3 == "disk" || $3 == "loop" {{print $1, $2}}'; }}
+found=
+for name in $(disks | cut -d' ' -f1); do
+  if [ "$(run blkid -o value -s LABEL "/dev/$name")" = {DISK_LABEL} ]; then found=/dev/$name; fi
+done
+if [ -z "$found" ]; then
+  for name in $(disks | awk '$2 == {disk_gb} * 1073741824 {{print $1}}'); do
+    if [ "$(lsblk -no NAME "/dev/$name" | wc -l)" = 1 ] && [ -z "$(run blkid -p "/dev/$name")" ]; then found=/dev/$name; break; fi
+  done
+  if [ -z "$found" ]; then echo "no blank disk of {disk_gb} GB is attached" >&2; exit 1; fi
+  run mkfs.ext4 -q -m 0 -L {DISK_LABEL} "$found"
+fi
+run mkdir -p "$at"
+run mount -o discard,defaults "$found" "$at"
+run chown "$(id -u):$(id -g)" "$at"
+"""
+    return f"bash -c {shlex.quote(script)}"

@@ -1,0 +1,446 @@
+"""TPUs on Google Cloud: TPU VMs and pods, queued resources, multislice, legacy TPU Nodes, and CPU hosts.
+
+The cloud is the truth. Everything made there is named by the cluster and its owner and carries both in its description, so that a
+server that was killed, or another one, finds it again; what was asked for is written down before it is asked (gcp_records.py).
+
+1. `render` turns an order into steps (gcp_render.py): a queued resource, a node, a disk, a rule; each one call.
+2. `submit` is called until the cluster is ready, and does what is to be done next: make what is missing; delete what another zone gave
+   as well; when all nodes are ready, log in and start the agents (gcp_hosts.py).
+3. `observe` looks (gcp_cloud.py) and judges (gcp_state.py). A zone without capacity or quota is `elsewhere`: another may do.
+4. `destroy` is called until nothing is left. An answer that was lost is waited for, since what it made may yet appear.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from podway.catalog.prices import price_of
+from podway.catalog.slices import find_slice
+from podway.errors import ProviderError, UserError
+from podway.hosts.link import Opener
+from podway.hosts.ssh_config import config_text, include, write_config
+from podway.order import Host, Order
+from podway.providers import Farewell, Found, Observation, Offer, Request, Shell, Step
+from podway.providers.gcp.api import EVERYWHERE, Cloud
+from podway.providers.gcp.errors import Trouble
+from podway.providers.gcp.hosts import Hosts
+from podway.providers.gcp.offers import Market
+from podway.providers.gcp.records import Records
+from podway.providers.gcp.render import Site, is_queued, render
+from podway.providers.gcp.resources import KINDS, Kind, Sight, Thing, is_spot, wanted_of, zone_of
+from podway.providers.gcp.self_teardown import farewell
+from podway.providers.gcp.settings import Account
+from podway.providers.gcp.state import WAITING, Record, State, condition_of, judge
+from podway.task.task import Resources
+
+PACE_S = 1.0  # between two looks at one cluster, whoever asks how often
+SLOWEST_S = 15.0  # between two looks at a queue
+BOOT_S = 300.0  # a node that is ready may be this long without an ssh that lets us in
+GONE_S = 60.0  # after this time, what should be there and is not seen is not there
+SETTLE_S = 20.0  # within this time, what a lost answer was about can still appear
+MADE_BY: dict[str, tuple[Kind, ...]] = {
+    "create-queued-resource": ("queued resource", "node"),
+    "create-queued-resource-v2alpha1": ("queued resource", "node"),
+    "create-node": ("node",),
+    "create-tpu-node": ("tpu node",),
+    "create-instance": ("instance",),
+    "create-disk": ("disk",),
+    "create-firewall": ("firewall rule",),
+}
+
+
+def open_provider(root: Path) -> "GcpProvider":
+    """The provider with its settings, keys and records under `root`."""
+    return GcpProvider(root)
+
+
+class GcpProvider:
+    """See the module docstring; each verb's contract is in `podway.providers.Provider`."""
+
+    name = "gcp"
+    simulated = False
+    honours: frozenset[str] = frozenset({"disk", "buckets", "own-identity"})
+
+    def __init__(self, root: Path) -> None:
+        self.account = Account(root)
+        self.cloud = Cloud(self.account)
+        self.hosts = Hosts(self.account, self.cloud)
+        self.market = Market(self.cloud)
+        self.records = Records(self.account.folder / "clusters")
+        self.pace_s, self.settle_s, self.boot_s = PACE_S, SETTLE_S, BOOT_S
+        self._looks: dict[str, tuple[float, Sight | None]] = {}
+
+    @property
+    def owner(self) -> str:
+        """Marks what this Podway makes in the project."""
+        return self.account.owner
+
+    def offers(self, resources: Resources, slices: int) -> list[Offer]:
+        """The zones that have such slices, with their prices; those that the project is not offered say so."""
+        self.account.check()
+        return self.market.offers(resources, slices, self.account.settings)
+
+    def render(self, name: str, order: Order) -> Request:
+        """The calls, from the order and the settings."""
+        account = self.account
+        site = Site(
+            project=account.project, owner=account.owner, public_key=account.public_key(), settings=account.settings
+        )
+        return render(name, order, site)
+
+    async def submit(self, request: Request) -> None:
+        """Do what is next: ask for what is missing, delete what is too much, start the agents on what is ready."""
+        record = self.records.read(request.name)
+        if record is not None and record.ending:
+            raise ProviderError(f"what {request.name} was before is still being deleted")
+        sight = await self._look(request.name, record, recent=True)
+        if record is None or (record.request != request and not sight.things and record.zone is None):
+            record = self.records.begin(request)
+        record = await self._hear(record, sight)
+        state = judge(sight.things, record)
+        if state.surplus:
+            await self._delete(state.surplus)
+        elif state.condition == "ready" and state.unit is not None:
+            everywhere = [step for step in record.request.steps if zone_of(step.target) is None]  # a firewall rule
+            await self._place(await self._ask(record, sight, everywhere), state)
+        elif state.condition == "creating" and record.zone is None:
+            await self._ask(record, sight, record.request.steps)
+
+    async def observe(self, name: str) -> Observation:
+        """What is there, and what it amounts to."""
+        record = self.records.read(name)
+        if record is not None and record.ending:
+            return Observation(condition="deleting")
+        sight = await self._look(name, record)
+        if record is not None and record.zone and not sight.things:
+            # Another server may have moved it: only when it is nowhere, it is gone.
+            sight = await self._look(name, None)
+            record = None if sight.things else record
+        state = judge(sight.things, record)
+        if state.condition == "ready" and (state.surplus or not self._is_placed(record, state)):
+            waits = "the other zones are being given back" if state.surplus else "waiting for ssh on its hosts"
+            return Observation(condition="creating", zone=state.unit.zone if state.unit else None, reason=waits)
+        if state.condition == "absent" and sight.blind:
+            raise ProviderError(f"Google Cloud does not answer for {', '.join(sight.blind)}")
+        return Observation(
+            condition=state.condition,
+            hosts=record.hosts if record is not None and state.condition == "ready" else (),
+            reason=state.reason,
+            zone=state.unit.zone if state.unit else None,
+            elsewhere=state.elsewhere,
+        )
+
+    async def stop(self, name: str) -> None:
+        """Stop the nodes or machines that run; refused for what the API cannot stop."""
+        record = self.records.read(name)
+        state = judge((await self._look(name, record)).things, record)
+        if state.unit is None:
+            return
+        if any(node.queued for node in state.unit.nodes) or any(len(node.addresses) > 1 for node in state.unit.nodes):
+            raise UserError(f"cluster {name} cannot be stopped: {_NO_STOP}", f"take it down: podway down {name}")
+        if record is not None:
+            self.hosts.let_go(record.hosts)
+            record = self.records.change(record, hosts=(), seen_ready=None, halted=True)
+        await self._switch(name, record, on=False)
+
+    async def start(self, name: str) -> None:
+        """Start the nodes or machines that are stopped; `submit` then starts the agents."""
+        record = self.records.read(name)
+        if record is not None and record.halted:
+            record = self.records.change(record, halted=False, seen_ready=None)
+        await self._switch(name, record, on=True)
+
+    async def destroy(self, name: str) -> None:
+        """Delete what is there, wherever it is; forget the cluster when nothing is left and nothing can still appear."""
+        record = self.records.read(name)
+        if record is not None and not record.ending:
+            record = self.records.change(record, ending=True)
+        sight = await self._look(name, record, everywhere=True)
+        if sight.things:
+            self.hosts.forget(thing.number for thing in sight.things)
+            await self._delete(sight.things)
+            return
+        if sight.blind and (record is None or set(sight.blind) & set(record.zones)):
+            raise ProviderError(f"Google Cloud does not answer for {', '.join(sight.blind)}")
+        if record is None:
+            return
+        unanswered = [when for target, when in record.asked.items() if target not in record.operations]
+        if any(time.time() - when < self.settle_s for when in unanswered):
+            return
+        self.hosts.let_go(record.hosts)
+        self.hosts.forget(host.id.partition(".")[0] for host in record.hosts)
+        self.records.drop(name)
+        self._looks.pop(name, None)
+        self._write_config()
+
+    async def found(self) -> list[Found]:
+        """Everything in the project that carries Podway's mark."""
+        sight = await self.cloud.aside(self._look_at_all)
+        return [_found(thing) for thing in sight.things]
+
+    async def purge(self, found: Found) -> None:
+        """Begin to delete one resource, whoever made it."""
+        kind = next((kind for kind in KINDS if kind == found.kind), None)
+        if kind is None:
+            raise UserError(f"{found.kind!r} is not a kind of resource on Google Cloud", "see: podway status --refresh")
+        thing = Thing(kind=kind, path=found.name, zone=found.zone, state="", cluster=found.cluster, owner=found.owner)
+        await self._delete((thing,))
+
+    def refuse_stop(self, order: Order) -> str | None:
+        """The API stops single hosts that were made at once, and nothing else."""
+        if is_queued(order) or (order.tpu_vm and order.hosts_per_slice > 1):
+            return _NO_STOP
+        if order.spot:
+            return "a spot machine that is stopped may not come back"
+        return None
+
+    def farewell(self, name: str, order: Order, *, down: bool) -> Farewell | None:
+        """The same calls that `destroy` or `stop` begins with, for the head host to make with its own account."""
+        return farewell(self.render(name, order), order, down=down, endpoint=self.account.settings.endpoint)
+
+    async def reach(self, host: Host) -> None:
+        """Have the agent answer."""
+        await self.hosts.reach(host)
+
+    def opener(self, host: Host) -> Opener:
+        """Streams to the agent's socket over the host's one connection."""
+        return self.hosts.opener(host)
+
+    def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
+        """The person's own ssh, into an environment as a job has it."""
+        return self.hosts.shell(host, env, command)
+
+    # looking
+
+    async def _look(self, name: str, record: Record | None, *, everywhere: bool = False, recent: bool = False) -> Sight:
+        """What there is of the cluster: in the record's zones and kinds, or in the whole project without a record.
+
+        `recent`: what was seen a moment ago will do, once.
+        """
+        at, last = self._looks.get(name, (0.0, None))
+        age = time.monotonic() - at
+        if last is not None and not everywhere and age < _patience(record, last):
+            return last
+        if last is not None and recent and age < self.pace_s:
+            self._looks[name] = (at, None)
+            return last
+        if age < self.pace_s:
+            await asyncio.sleep(self.pace_s - age)
+        zones = (EVERYWHERE,) if everywhere or record is None else record.zones
+        kinds = KINDS if record is None else _kinds(record.request.steps)
+        try:
+            sight = await self.cloud.aside(self.cloud.look, kinds, zones)
+        except Trouble as trouble:
+            raise trouble.as_error() from None
+        finally:
+            self._looks[name] = (time.monotonic(), None)
+        whose = (self.owner, name)
+        mine = tuple(thing for thing in sight.things if (thing.owner, thing.cluster) == whose)
+        seen = Sight(things=mine, blind=sight.blind)
+        self._looks[name] = (time.monotonic(), seen)
+        return seen
+
+    def _look_at_all(self) -> Sight:
+        things: list[Thing] = []
+        for kind in KINDS:
+            try:
+                things += self.cloud.look((kind,)).things
+            except Trouble as trouble:
+                # Who may not use Compute Engine has made nothing there.
+                if trouble.kind != "never" or kind in ("queued resource", "node"):
+                    raise trouble.as_error() from None
+        return Sight(things=tuple(things))
+
+    async def _hear(self, record: Record, sight: Sight) -> Record:
+        """Note the zones whose operations failed: a node that could not be made is not seen, only its operation is."""
+        seen = {_place_of(thing.path) for thing in sight.things}
+        for step in record.request.steps:
+            operation, zone = record.operations.get(step.target), zone_of(step.target)
+            if operation is None or zone in record.failures or _place_of(step.target) in seen:
+                continue
+            try:
+                await self.cloud.aside(self.cloud.outcome, operation, wanted_of(step), zone)
+            except Trouble as trouble:
+                if trouble.kind == "never":
+                    raise trouble.as_error() from None
+                if trouble.kind == "elsewhere":
+                    record = self._no(record, step, trouble)
+                if trouble.kind != "absent":  # an operation is forgotten after some days
+                    continue
+            if zone and time.time() - record.asked.get(step.target, 0.0) > GONE_S:
+                gone = f"{wanted_of(step)} in {zone} disappeared before it was ready"
+                record = self.records.change(record, failures={**record.failures, zone: gone})
+        return record
+
+    def _is_placed(self, record: Record | None, state: State) -> bool:
+        """Whether agents were started on these very nodes."""
+        if record is None or not record.hosts or state.unit is None:
+            return False
+        there = {
+            (f"{node.number}.{worker}", outside or inside)  # a node that was stopped has other addresses afterwards
+            for node in state.unit.nodes
+            for worker, (inside, outside) in enumerate(node.addresses)
+        }
+        return {(host.id.partition("/")[0], host.external_address) for host in record.hosts} == there
+
+    # doing
+
+    async def _ask(self, record: Record, sight: Sight, steps: Iterable[Step]) -> Record:
+        """Make the calls whose resources are not there. All are made, also when one cannot be."""
+        seen = {_place_of(thing.path): thing for thing in sight.things}
+        trouble: Trouble | None = None
+        for step in steps:
+            zone = zone_of(step.target)
+            if _place_of(step.target) in seen or zone in record.failures or step.target in record.operations:
+                continue
+            if step.verb != "create-disk" and _waits_for_disk(record.request.steps, zone, seen):
+                continue
+            record = self.records.change(record, asked={**record.asked, step.target: time.time()})
+            try:
+                operation = await self.cloud.aside(self.cloud.perform, step, record.nonce)
+            except Trouble as found:
+                record = self._no(record, step, found)
+                if found.kind == "exists" and time.time() - record.began > GONE_S:
+                    found = Trouble("never", f"{step.target} exists, and is not this cluster's", "use another name")
+                elif zone is None and found.kind in ("elsewhere", "absent"):
+                    found = Trouble("never", found.what, "leave `ports` out, or see what the project allows")
+                trouble = found if found.kind in ("never", "again") else trouble
+            else:
+                record = self.records.change(record, operations={**record.operations, step.target: operation})
+        if trouble is not None:
+            raise trouble.as_error()
+        return record
+
+    def _no(self, record: Record, step: Step, trouble: Trouble) -> Record:
+        """Write down what came of a step that did not go through; nothing, where it may have gone through."""
+        if not trouble.sure:
+            return record
+        asked = {target: when for target, when in record.asked.items() if target != step.target}
+        zone, failures = zone_of(step.target), record.failures
+        if trouble.kind in ("elsewhere", "absent") and zone is not None:
+            failures = {**failures, zone: trouble.what}
+            if trouble.what.startswith("quota") and " is 0 " in trouble.what:
+                self.market.remember(zone, wanted_of(step), is_spot(step), trouble.what)
+        return self.records.change(record, asked=asked, failures=failures)
+
+    async def _delete(self, things: Iterable[Thing]) -> None:
+        """Begin to delete all of these that is not being deleted; the first thing that went wrong, after all were tried."""
+        things = list(things)
+        carriers = [thing for thing in things if thing.kind != "disk"]
+        queues = {thing.path.rpartition("/")[2] for thing in things if thing.kind == "queued resource"}
+        doomed = [
+            thing
+            for thing in things
+            if condition_of(thing) != "deleting"
+            and not (thing.kind == "node" and thing.queued.rpartition("/")[2] in queues)  # goes with its queue
+            and not (thing.kind == "disk" and any(other.zone == thing.zone for other in carriers))  # still attached
+        ]
+        answers = await asyncio.gather(
+            *(self.cloud.aside(self.cloud.delete, thing) for thing in doomed), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, Trouble):
+                raise ProviderError(answer.what) from None
+            if isinstance(answer, BaseException):
+                raise answer
+
+    async def _switch(self, name: str, record: Record | None, *, on: bool) -> None:
+        """Start what is stopped, or stop what runs; say why the last try of that came to nothing."""
+        things = (await self._look(name, record)).things
+        wanted = "stopped" if on else "ready"
+        chosen = [t for t in things if t.kind in ("node", "tpu node", "instance") and condition_of(t) == wanted]
+        try:
+            for thing in chosen:
+                key = f"{'start' if on else 'stop'} {thing.path}"
+                last = record.operations.get(key) if record is not None else None
+                if record is not None and last:
+                    record = self.records.change(record, operations={**record.operations, key: ""})
+                    await self.cloud.aside(self.cloud.outcome, last, thing.accelerator_type or thing.id, thing.zone)
+                operation = await self.cloud.aside(self.cloud.switch, thing, on)
+                if record is not None:
+                    record = self.records.change(record, operations={**record.operations, key: operation})
+        except Trouble as trouble:
+            raise trouble.as_error() from None
+
+    async def _place(self, record: Record, state: State) -> None:
+        """Start the agents. A host that has just come up may not let us in yet; that is waiting, not failure."""
+        unit = state.unit
+        if unit is None or self._is_placed(record, state):
+            return
+        since = record.seen_ready or time.time()
+        record = self.records.change(record, seen_ready=since)
+        disk = next((int(step.body["sizeGb"]) for step in record.request.steps if step.verb == "create-disk"), 0)
+        tpu_name = next(
+            (step.target.rpartition("/")[2] for step in record.request.steps if step.verb == "create-tpu-node"), None
+        )
+        try:
+            hosts = await self.hosts.place(record.request.name, unit.nodes, disk, tpu_name)
+        except (ProviderError, UserError) as error:
+            if time.time() - since < self.boot_s:
+                return
+            what = error.what if isinstance(error, UserError) else str(error)
+            why = f"the hosts in {unit.zone} are up since {round(time.time() - since)} s and cannot be used: {what}"
+            self.records.change(record, failures={**record.failures, unit.zone: why})
+            return
+        self.records.change(record, hosts=hosts, zone=unit.zone, halted=False)
+        self._write_config()
+
+    def _write_config(self) -> None:
+        """The file behind `ssh NAME`; a person's own ssh config includes it where this is their usual Podway home."""
+        clusters = {
+            r.request.name: [self.hosts.endpoint(host) for host in r.hosts] for r in self.records.all() if r.hosts
+        }
+        path = self.account.folder / "config"
+        write_config(path, config_text(clusters, self.hosts.connections.pins.path))
+        if self.account.root == Path.home() / ".podway":
+            with contextlib.suppress(OSError):  # a read-only ~/.ssh is its owner's choice
+                include(path, Path.home() / ".ssh" / "config")
+
+
+_NO_STOP = (
+    "Google Cloud stops TPUs of one host that were created at once; pods and queued resources can only be deleted"
+)
+
+
+def _kinds(steps: Iterable[Step]) -> tuple[Kind, ...]:
+    made = {kind for step in steps for kind in MADE_BY[step.verb]}
+    return tuple(kind for kind in KINDS if kind in made)
+
+
+def _place_of(path: str) -> tuple[str, ...]:
+    """A path without its project, which the cloud may write by its number."""
+    return tuple(path.split("/")[2:])
+
+
+def _patience(record: Record | None, sight: Sight) -> float:
+    """How long a look holds good: a queue that has been waited in for minutes is looked at less and less often."""
+    waiting = all(thing.state in WAITING for thing in sight.things if thing.kind == "queued resource")
+    if record is None or not sight.things or not waiting or any(thing.kind == "node" for thing in sight.things):
+        return 0.0
+    waited = time.time() - record.began
+    return min(SLOWEST_S, waited / 20) if waited > 60 else 0.0
+
+
+def _waits_for_disk(steps: Iterable[Step], zone: str | None, seen: dict[tuple[str, ...], Thing]) -> bool:
+    disks = [_place_of(step.target) for step in steps if step.verb == "create-disk" and zone_of(step.target) == zone]
+    return any(place not in seen or condition_of(seen[place]) != "ready" for place in disks)
+
+
+def _found(thing: Thing) -> Found:
+    cost: float | None = 0.0 if thing.kind in ("queued resource", "firewall rule") else None
+    if thing.kind in ("node", "tpu node") and thing.accelerator_type:
+        with contextlib.suppress(UserError):
+            cost = price_of(find_slice(thing.accelerator_type), thing.zone, thing.spot)
+    return Found(
+        cluster=thing.cluster,
+        owner=thing.owner,
+        kind=thing.kind,
+        name=thing.path,
+        zone=thing.zone,
+        condition=condition_of(thing),
+        accelerator_type=thing.accelerator_type,
+        created=thing.created,
+        hourly_cost=cost,
+    )

@@ -1,0 +1,332 @@
+"""An order as the calls that will be made for it: one `Step` for each resource, its body as the Cloud's JSON. Pure.
+
+1. Everything is named by the cluster and its owner (`ident`), and marked with both, so that it is found again by anybody.
+2. What may wait in line is asked for as a queued resource: pods, spot, reservations, several zones, several slices. A single host
+   on demand is created at once, because only such a node can be stopped and started (Google, "Manage TPU resources").
+3. Several slices are one queued resource (multislice); zones that are queued in at the same time have a step each.
+4. A data disk comes before the node that has it; a firewall rule stands for the ports; a legacy TPU Node has a host VM.
+"""
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+
+from podway.catalog.slices import Slice, find_slice
+from podway.errors import UserError
+from podway.order import Order
+from podway.providers import Request, Step
+from podway.providers.gcp.settings import SCOPE, Settings
+
+BOOT_DISK_GB = 100  # Google, "Attach durable block storage to a TPU VM"
+HOST_VM = "n1-highmem-8"  # for a legacy TPU Node, as its documentation suggests
+NODE_RUNTIME = "2.12.0"  # TensorFlow on a TPU Node, as people's task files name it
+CPU_VM = "n2-standard-8"
+HOST_IMAGE = "projects/debian-cloud/global/images/family/debian-12"
+# AcceleratorConfig.Type of the API, version 2; newer generations have none yet.
+CONFIG_TYPES = {"v2": "V2", "v3": "V3", "v4": "V4", "v5e": "V5LITE_POD", "v5p": "V5P", "v6e": "V6E"}
+_LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+_MARK = re.compile(r"podway cluster=(?P<cluster>\S+) owner=(?P<owner>\S+) of=(?P<parts>[0-9]{1,6})")
+_PORTS = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?")
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """What rendering needs besides the order: whose project it is, and what hosts are given."""
+
+    project: str
+    owner: str
+    public_key: str
+    settings: Settings
+
+
+def ident(owner: str, cluster: str) -> str:
+    """The id of the cluster's resources: readable, legal everywhere (RFC 1035, 63 characters), and one for owner and name."""
+    slug = re.sub(r"[^a-z0-9]+", "-", cluster.lower()).strip("-")[:40].rstrip("-")
+    return f"{slug}-{hashlib.sha256(f'{owner}/{cluster}'.encode()).hexdigest()[:8]}"
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """The description every resource carries, since labels cannot hold every name: whose it is, and one of how many."""
+
+    cluster: str
+    owner: str
+    parts: int  # how many nodes and machines make the cluster whole
+
+    def __str__(self) -> str:
+        return f"podway cluster={self.cluster} owner={self.owner} of={self.parts}"
+
+
+def read_mark(description: str) -> Mark | None:
+    """The mark in a description, if Podway wrote it."""
+    found = _MARK.fullmatch(description or "")
+    return Mark(cluster=found["cluster"], owner=found["owner"], parts=int(found["parts"])) if found else None
+
+
+def is_queued(order: Order) -> bool:
+    """Whether the order stands in line instead of being created at once."""
+    if order.accelerator_type is None or not order.tpu_vm:
+        return False
+    if order.queued is not None:
+        return order.queued
+    asks_for_capacity = order.spot or order.best_effort or order.reservation or order.valid_until_s
+    many = order.hosts > 1 and (order.slices == 1 or _multislice(order))
+    return bool(asks_for_capacity or many or len(order.zones) > 1)
+
+
+def _multislice(order: Order) -> bool:
+    """Slices of one queued resource work together from v4 on (Google, "Multislice overview")."""
+    tpu = find_slice(order.accelerator_type or "", order.topology)
+    return tpu.generation_facts.dcn_bandwidth_per_host is not None
+
+
+def render(name: str, order: Order, site: Site) -> Request:
+    """All steps, in the order in which they are begun."""
+    zones = order.zones or ((order.zone,) if order.zone else ())
+    if not zones:
+        raise UserError("the order names no zone of Google Cloud", "choose one, e.g. --zone us-east5-b")
+    _check(order, zones)
+    plan = _Plan(name, order, site)
+    steps = [plan.firewall()] if order.ports else []
+    for zone in zones:
+        if order.accelerator_type is None:
+            steps += [plan.instance(zone, f"{plan.ident}-{i}", CPU_VM) for i in range(order.slices)]
+        elif not order.tpu_vm:
+            steps += [plan.instance(zone, plan.ident, HOST_VM), plan.tpu_node(zone)]
+        else:
+            steps += plan.disks(zone)
+            steps += [plan.queued(zone)] if is_queued(order) else plan.nodes(zone)
+    return Request(provider="gcp", name=name, steps=tuple(steps))
+
+
+def _check(order: Order, zones: tuple[str, ...]) -> None:
+    """What no zone would do."""
+    kind = order.accelerator_type
+    for key, value in order.labels.items():
+        if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            raise UserError(
+                f"label {key}={value} is not one Google Cloud takes",
+                "use lower-case letters, digits, '-' and '_', at most 63, the key starting with a letter",
+            )
+    for ports in order.ports:
+        if not _PORTS.fullmatch(ports):
+            raise UserError(f"{ports!r} is not a port or a range of ports", "write 8080 or 8000-8010")
+    if len(zones) > 1 and not is_queued(order):
+        raise UserError("only queued resources can be asked for in several zones at once", "name one zone")
+    if not order.tpu_vm and (order.slices > 1 or order.hosts_per_slice > 1):
+        raise UserError(
+            f"{order.slices} x {kind} as legacy TPU Nodes is not supported: one TPU Node of one host is",
+            "use TPU VMs (leave tpu_vm: False out)",
+        )
+    if order.accelerator_type and order.tpu_vm and _disk_gb(order) and order.hosts > 1:
+        raise UserError(
+            f"disk_size {order.disk_gb} is not possible on {order.hosts} hosts of {kind}: they cannot each have a disk that can "
+            f"be written, and their own have {BOOT_DISK_GB} GB",
+            "keep large files in a bucket (file_mounts), and leave disk_size out",
+        )
+    if order.slices > 1 and order.tpu_vm and kind and order.queued and not _multislice(order):
+        raise UserError(f"{kind} cannot be queued as several slices: multislice begins with v4", "use one slice")
+    if order.best_effort and not is_queued(order):
+        raise UserError("best-effort capacity is for queued resources only", "leave `queued: false` out")
+
+
+def _disk_gb(order: Order) -> int:
+    """The size of the data disk, 0 where the boot disk is as large as was asked."""
+    return order.disk_gb if order.disk_gb and order.disk_gb > BOOT_DISK_GB else 0
+
+
+class _Plan:
+    """The bodies, for one cluster."""
+
+    def __init__(self, name: str, order: Order, site: Site) -> None:
+        self.order = order
+        self.site = site
+        self.ident = ident(site.owner, name)
+        self.mark = str(Mark(cluster=name, owner=site.owner, parts=order.slices if order.tpu_vm else 2))
+        slug = self.ident[:-9]
+        own = {"podway-cluster": slug, "podway-owner": site.owner}
+        self.labels = {**site.settings.labels, **order.labels, **own}
+        self.network = order.network or site.settings.network or "default"
+
+    def queued(self, zone: str) -> Step:
+        order = self.order
+        node = {**self.node(zone), **self._data_disk(zone)}
+        spec: dict[str, Any] = {"parent": self._parent(zone), "node": node}
+        if order.slices > 1:
+            key = "multiNodeParams" if order.best_effort else "multisliceParams"
+            spec[key] = {"nodeCount": order.slices, "nodeIdPrefix": self.ident}
+        else:
+            spec["nodeId"] = self.ident
+        body: dict[str, Any] = {"tpu": {"nodeSpec": [spec]}}
+        if order.spot:
+            body["spot"] = {}
+        elif order.best_effort:
+            body["bestEffort"] = {}
+        if order.reservation:
+            body["reservationName"] = self._reservation(zone)
+        if order.valid_until_s:
+            body["queueingPolicy"] = {"validUntilDuration": f"{round(order.valid_until_s)}s"}
+        verb = "create-queued-resource-v2alpha1" if order.best_effort else "create-queued-resource"
+        return Step(verb=verb, target=f"{self._parent(zone)}/queuedResources/{self.ident}", body=body)
+
+    def nodes(self, zone: str) -> list[Step]:
+        """A node for each slice."""
+        several = self.order.slices > 1
+        names = [f"{self.ident}-{i}" for i in range(self.order.slices)] if several else [self.ident]
+        scheduling: dict[str, Any] = {}
+        if self.order.spot:
+            scheduling = {"schedulingConfig": {"spot": True}}
+        elif self.order.reservation:
+            scheduling = {"schedulingConfig": {"reserved": True}}
+        return [
+            Step(
+                verb="create-node",
+                target=f"{self._parent(zone)}/nodes/{name}",
+                body={**self.node(zone), **scheduling, **self._data_disk(zone)},
+            )
+            for name in names
+        ]
+
+    def node(self, zone: str) -> dict[str, Any]:
+        """A TPU VM, apart from how it is paid for."""
+        order, settings = self.order, self.site.settings
+        tpu = find_slice(order.accelerator_type or "", order.topology)
+        service: dict[str, Any] = {"scope": [SCOPE]}
+        email = order.service_account or settings.service_account
+        if email:
+            service = {"email": email, **service}
+        network = {**self._network(zone, self.network), "enableExternalIps": settings.external_ips}
+        return {
+            "description": self.mark,
+            **_accelerator(tpu),
+            "runtimeVersion": order.runtime_version or tpu.generation_facts.default_runtime,
+            "networkConfig": network,
+            "serviceAccount": service,
+            "labels": self.labels,
+            "tags": self._tags(),
+            "metadata": self._metadata(),
+        }
+
+    def tpu_node(self, zone: str) -> Step:
+        """A legacy TPU Node: the TPU alone, reached over the network from its host VM. Its runtime is not a TPU VM's."""
+        order, version = self.order, self.order.runtime_version
+        tpu = find_slice(order.accelerator_type or "", order.topology)
+        body = {
+            "description": self.mark,
+            "acceleratorType": tpu.accelerator_type,
+            "tensorflowVersion": NODE_RUNTIME if version in (None, tpu.generation_facts.default_runtime) else version,
+            "network": self.network,
+            "labels": self.labels,
+            "schedulingConfig": {"preemptible": order.spot},
+        }
+        name = order.tpu_name or self.ident
+        return Step(verb="create-tpu-node", target=f"{self._parent(zone)}/nodes/{name}", body=body)
+
+    def instance(self, zone: str, name: str, machine: str) -> Step:
+        """A virtual machine without chips: a CPU host, or the host of a TPU Node."""
+        order, settings = self.order, self.site.settings
+        interface: dict[str, Any] = self._network(zone, _network_path(self.site.project, self.network))
+        if settings.external_ips:
+            interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
+        image = order.image if order.image and "/images/" in order.image else HOST_IMAGE
+        disk = {"sourceImage": image, "diskSizeGb": str(order.disk_gb or BOOT_DISK_GB), "labels": self.labels}
+        body = {
+            "name": name,
+            "description": self.mark,
+            "machineType": f"zones/{zone}/machineTypes/{order.instance_type or machine}",
+            "labels": self.labels,
+            "tags": {"items": self._tags()},
+            "disks": [{"boot": True, "autoDelete": True, "initializeParams": disk}],
+            "networkInterfaces": [interface],
+            "metadata": {"items": [{"key": key, "value": value} for key, value in self._metadata().items()]},
+            "serviceAccounts": [
+                {"email": order.service_account or settings.service_account or "default", "scopes": [SCOPE]}
+            ],
+        }
+        if order.spot and order.accelerator_type is None:
+            body["scheduling"] = {"provisioningModel": "SPOT", "instanceTerminationAction": "STOP"}
+        target = f"projects/{self.site.project}/zones/{zone}/instances/{name}"
+        return Step(verb="create-instance", target=target, body=body)
+
+    def disks(self, zone: str) -> list[Step]:
+        """A data disk for a host that asks for more than its boot disk has."""
+        size = _disk_gb(self.order)
+        if not size:
+            return []
+        tpu = find_slice(self.order.accelerator_type or "", self.order.topology)
+        # The only kinds that TPUs take, by generation (Google, "Attach durable block storage to a TPU VM").
+        kind = "hyperdisk-balanced" if tpu.generation in ("v6e", "tpu7x") else "pd-balanced"
+        body = {
+            "name": self.ident,
+            "description": self.mark,
+            "sizeGb": str(size),
+            "type": f"zones/{zone}/diskTypes/{kind}",
+            "labels": self.labels,
+        }
+        return [Step(verb="create-disk", target=self._disk_path(zone), body=body)]
+
+    def firewall(self) -> Step:
+        """The ports, open to everybody, on this cluster's hosts alone."""
+        body = {
+            "name": self.ident,
+            "description": self.mark,
+            "network": _network_path(self.site.project, self.network),
+            "direction": "INGRESS",
+            "sourceRanges": ["0.0.0.0/0"],
+            "targetTags": [self.ident],
+            "allowed": [{"IPProtocol": "tcp", "ports": list(self.order.ports)}],
+        }
+        target = f"projects/{self.site.project}/global/firewalls/{self.ident}"
+        return Step(verb="create-firewall", target=target, body=body)
+
+    def _data_disk(self, zone: str) -> dict[str, Any]:
+        if not _disk_gb(self.order):
+            return {}
+        return {"dataDisks": [{"sourceDisk": self._disk_path(zone), "mode": "READ_WRITE"}]}
+
+    def _disk_path(self, zone: str) -> str:
+        return f"projects/{self.site.project}/zones/{zone}/disks/{self.ident}"
+
+    def _parent(self, zone: str) -> str:
+        return f"projects/{self.site.project}/locations/{zone}"
+
+    def _network(self, zone: str, network: str) -> dict[str, Any]:
+        """The network; with a subnetwork, which says by itself which network it is of, only where both are named."""
+        name = self.order.subnetwork or self.site.settings.subnetwork
+        if not name:
+            return {"network": network}
+        if "/" not in name:
+            name = f"projects/{self.site.project}/regions/{zone.rpartition('-')[0]}/subnetworks/{name}"
+        named = self.order.network or self.site.settings.network
+        return {"network": network, "subnetwork": name} if named else {"subnetwork": name}
+
+    def _reservation(self, zone: str) -> str:
+        name = self.order.reservation or ""
+        return name if "/" in name else f"{self._parent(zone)}/reservations/{name}"
+
+    def _tags(self) -> list[str]:
+        return [*self.site.settings.tags, *self.order.tags, self.ident]
+
+    def _metadata(self) -> dict[str, str]:
+        return {
+            "ssh-keys": f"{self.site.settings.ssh_user}:{self.site.public_key}",
+            "enable-oslogin": "FALSE",  # else the guest does not look at ssh-keys
+            "enable-guest-attributes": "TRUE",  # where it shows its host keys
+        }
+
+
+def _accelerator(tpu: Slice) -> dict[str, Any]:
+    """By name; by kind and topology where it is not the usual one of that name."""
+    if find_slice(tpu.accelerator_type).topology == tpu.topology:
+        return {"acceleratorType": tpu.accelerator_type}
+    if tpu.generation not in CONFIG_TYPES:
+        raise UserError(
+            f"Google Cloud's API takes no topology for {tpu.generation}",
+            f"leave the topology out: {tpu.accelerator_type}",
+        )
+    return {"acceleratorConfig": {"type": CONFIG_TYPES[tpu.generation], "topology": tpu.topology_text}}
+
+
+def _network_path(project: str, network: str) -> str:
+    return network if "/" in network else f"projects/{project}/global/networks/{network}"

@@ -1,0 +1,222 @@
+"""From the cloud's words to Podway's: what the resources of a cluster amount to. Pure.
+
+1. Each resource's state becomes a condition by the tables below; nowhere else do the cloud's words occur.
+2. All of a cluster in one zone make a `Unit`: a queued resource with its nodes, or nodes, or a host VM with its TPU Node.
+3. Of several zones that were queued in, the first whole unit is kept; what there is in the others is `surplus`, to be deleted.
+"""
+
+import msgspec
+
+from podway.order import Host
+from podway.providers import Condition, Request
+from podway.providers.gcp.resources import Thing, zone_of
+
+# Cloud TPU API, Node.State
+NODE: dict[str, Condition] = {
+    "STATE_UNSPECIFIED": "creating",
+    "CREATING": "creating",
+    "READY": "ready",
+    "RESTARTING": "creating",
+    "REIMAGING": "creating",
+    "DELETING": "deleting",
+    "REPAIRING": "preempted",  # its hosts were taken for maintenance; what ran there is over
+    "STOPPED": "stopped",
+    "STOPPING": "stopping",
+    "STARTING": "creating",
+    "PREEMPTED": "preempted",
+    "TERMINATED": "preempted",
+    "HIDING": "preempted",
+    "HIDDEN": "preempted",
+    "UNHIDING": "creating",
+    "UNKNOWN": "creating",
+}
+# Cloud TPU API, QueuedResourceState.State
+QUEUED: dict[str, Condition] = {
+    "STATE_UNSPECIFIED": "creating",
+    "CREATING": "creating",
+    "ACCEPTED": "creating",
+    "WAITING_FOR_RESOURCES": "creating",
+    "PROVISIONING": "creating",
+    "FAILED": "failed",
+    "DELETING": "deleting",
+    "ACTIVE": "ready",  # its nodes say whether they are
+    "SUSPENDING": "preempted",
+    "SUSPENDED": "preempted",
+}
+# Compute Engine, the life cycle of an instance, and of a disk
+INSTANCE: dict[str, Condition] = {
+    "PROVISIONING": "creating",
+    "STAGING": "creating",
+    "RUNNING": "ready",
+    "STOPPING": "stopping",
+    "SUSPENDING": "stopping",
+    "SUSPENDED": "stopped",
+    "STOPPED": "stopped",
+    "TERMINATED": "stopped",
+    "REPAIRING": "preempted",
+}
+DISK: dict[str, Condition] = {
+    "CREATING": "creating",
+    "RESTORING": "creating",
+    "READY": "ready",
+    "FAILED": "failed",
+    "DELETING": "deleting",
+}
+# States of a queued resource in which nothing happens until there is capacity, in words for people.
+WAITING = {"WAITING_FOR_RESOURCES": "waiting for capacity", "ACCEPTED": "accepted, in the queue"}
+UNDER_MAINTENANCE = "UNHEALTHY_MAINTENANCE"  # Node.Health
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What this Podway began for a cluster; written before it is done. The cloud stays the truth about what there is."""
+
+    request: Request
+    nonce: str
+    began: float
+    asked: dict[str, float] = {}  # target -> when it was last asked for; without an operation, it may still come to be
+    operations: dict[str, str] = {}  # target -> the operation that makes it
+    failures: dict[str, str] = {}  # zone -> why not there
+    seen_ready: float | None = None
+    zone: str | None = None  # where the cluster is, once its agents answered
+    hosts: tuple[Host, ...] = ()
+    halted: bool = False  # stopped by us
+    ending: bool = False
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """Every zone that the request has a step for, in its order."""
+        found = [zone_of(step.target) for step in self.request.steps]
+        return tuple(dict.fromkeys(zone for zone in found if zone))
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster in one zone."""
+
+    zone: str
+    condition: Condition
+    reason: str = ""
+    nodes: tuple[Thing, ...] = ()  # those with hosts, slice by slice
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole cluster."""
+
+    condition: Condition
+    reason: str = ""
+    elsewhere: bool = False
+    unit: Unit | None = None  # the one that is kept
+    surplus: tuple[Thing, ...] = ()
+
+
+def condition_of(thing: Thing) -> Condition:
+    """One resource's condition."""
+    match thing.kind:
+        case "queued resource":
+            return QUEUED.get(thing.state, "creating")
+        case "node" | "tpu node":
+            found = NODE.get(thing.state, "creating")
+            return "preempted" if found == "ready" and thing.health == UNDER_MAINTENANCE else found
+        case "instance":
+            found = INSTANCE.get(thing.state, "creating")
+            return "preempted" if found == "stopped" and thing.spot else found
+        case "disk":
+            return DISK.get(thing.state, "creating")
+        case "firewall rule":
+            return "ready"
+
+
+def judge(things: tuple[Thing, ...], record: Record | None) -> State:
+    """What is to be said of a cluster, and what is to be done about it."""
+    carriers = [thing for thing in things if thing.kind not in ("disk", "firewall rule")]
+    seen = dict.fromkeys(thing.zone for thing in carriers if thing.zone)
+    zones = tuple(dict.fromkeys([*(record.zones if record else ()), *sorted(zone for zone in seen if zone)]))
+    units = {zone: _unit(zone, [thing for thing in carriers if thing.zone == zone], record) for zone in zones}
+    if record is not None and record.ending:
+        return State(condition="deleting")
+    if record is not None and record.zone is not None:
+        unit = units.get(record.zone) or Unit(zone=record.zone, condition="preempted", reason="its zone is gone")
+        return _kept(unit, things)
+    ready = [unit for unit in units.values() if unit.condition == "ready"]
+    if ready:
+        return _kept(ready[0], things)
+    return _between(list(units.values()), things, record)
+
+
+def _kept(unit: Unit, things: tuple[Thing, ...]) -> State:
+    surplus = tuple(thing for thing in things if thing.zone not in (unit.zone, None))
+    return State(condition=unit.condition, reason=unit.reason, unit=unit, surplus=surplus)
+
+
+def _between(units: list[Unit], things: tuple[Thing, ...], record: Record | None) -> State:
+    """Nothing is whole: what comes next is what counts, and failure only when nothing is to come."""
+    by_condition = {unit.condition: unit for unit in reversed(units)}
+    told = "; ".join(unit.reason for unit in units if unit.reason)
+    for condition in ("creating", "stopping", "stopped", "preempted", "deleting"):
+        if condition in by_condition:
+            return State(condition=condition, reason=told, unit=by_condition[condition] if len(units) == 1 else None)
+    if "failed" in by_condition and "absent" not in by_condition:
+        return State(condition="failed", reason=told, elsewhere=True)
+    if record is not None:
+        return State(condition="creating", reason=told)
+    return State(condition="deleting" if things else "absent")  # a disk or a rule is left
+
+
+def _unit(zone: str, things: list[Thing], record: Record | None) -> Unit:
+    placed = record is not None and record.zone == zone
+    if record is not None and zone in record.failures and not placed:
+        return Unit(zone=zone, condition="failed", reason=record.failures[zone])
+    queued = next((thing for thing in things if thing.kind == "queued resource"), None)
+    parts = sorted((thing for thing in things if thing.kind != "queued resource"), key=_slice_number)
+    if queued is not None and condition_of(queued) != "ready":
+        return _queued_unit(zone, queued)
+    if things:
+        whole = max(thing.parts for thing in things)
+        return _whole_unit(zone, parts, whole, placed, halted=record is not None and record.halted)
+    if placed:
+        return Unit(zone=zone, condition="preempted", reason=f"its resources in {zone} are gone")
+    asked = record is not None and any(zone_of(target) == zone for target in record.asked)
+    return Unit(zone=zone, condition="creating" if asked else "absent")
+
+
+def _queued_unit(zone: str, queued: Thing) -> Unit:
+    condition = condition_of(queued)
+    wanted = queued.accelerator_type or "the slice"
+    if condition == "failed":
+        reason = queued.why or f"the queue gave up {wanted} in {zone}"
+    elif condition == "preempted":
+        reason = f"{wanted} in {zone} was preempted: its queued resource is {queued.state.lower()}"
+    else:
+        reason = f"{wanted} in {zone}: {WAITING.get(queued.state, queued.state.lower())}"
+    return Unit(zone=zone, condition=condition, reason=reason)
+
+
+def _whole_unit(zone: str, parts: list[Thing], whole: int, placed: bool, *, halted: bool) -> Unit:
+    conditions = {condition_of(part) for part in parts}
+    hosts = tuple(part for part in parts if part.addresses or part.kind == "instance")
+    for condition in ("preempted", "failed", "deleting", "stopping"):
+        if condition in conditions:
+            part = next(part for part in parts if condition_of(part) == condition)
+            return Unit(zone=zone, condition=condition, reason=_why(part), nodes=hosts)
+    if len(parts) < whole:
+        gone = Unit(zone=zone, condition="preempted", reason=f"{whole - len(parts)} of {whole} in {zone} are gone")
+        return gone if placed else Unit(zone=zone, condition="creating", reason=f"{len(parts)} of {whole} are there")
+    if conditions == {"ready"}:
+        return Unit(zone=zone, condition="ready", nodes=hosts)
+    if "stopped" in conditions and "creating" not in conditions:
+        # Some run and some do not: a stop, or a start, that was cut short; whoever wants it goes on with it.
+        return Unit(zone=zone, condition="stopping" if "ready" in conditions and halted else "stopped", nodes=hosts)
+    return Unit(zone=zone, condition="creating", reason=f"{parts[0].id} is {parts[0].state.lower()}")
+
+
+def _why(part: Thing) -> str:
+    kind = part.accelerator_type or part.id
+    if part.health == UNDER_MAINTENANCE:
+        return f"{kind} in {part.zone} is under maintenance"
+    told = f" ({' '.join(part.why.split())})" if part.why else ""
+    return f"{kind} in {part.zone} is {part.state.lower()}{told}"
+
+
+def _slice_number(thing: Thing) -> tuple[int, str]:
+    """Slice by slice: the number after the last dash of `NAME-HASH-3`; a TPU Node after its host VM."""
+    tail = thing.id.rpartition("-")[2]
+    return (int(tail) if tail.isdigit() and len(tail) < 6 else 0, "" if thing.kind == "instance" else thing.id)

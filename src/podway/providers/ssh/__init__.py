@@ -1,0 +1,1 @@
+"""Your own machines over ssh, from pools in a file."""

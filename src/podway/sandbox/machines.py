@@ -1,0 +1,285 @@
+"""The machines behind nodes: of their own (network namespaces), sshds on loopback, or none at all.
+
+Machines of a node are kept by the node's number. What a guest agent does in them is in guests.py.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from podway.sandbox.guests import SUDOERS, Disks, DiskWish, Keys, let_in
+from podway.sandbox.hosts import why_no_hosts
+from podway.sandbox.loopback import LoopbackHosts
+from podway.sandbox.netns import NetnsHosts, outside, why_no_namespaces
+from podway.sandbox.nodes import Host
+
+_FILES = {
+    "etc/hosts": "127.0.0.1 localhost\n169.254.169.254 metadata.google.internal metadata\n@ADDRESS@ @NAME@\n",
+    "etc/sudoers.d/google_sudoers": f"%{SUDOERS} ALL=(ALL:ALL) NOPASSWD:ALL\n",
+}
+
+
+class Machines(Protocol):
+    """What can be done to machines; all of it may take its time."""
+
+    kind: str
+
+    def boot(self, number: int, names: list[str]) -> tuple[Host, ...]:
+        """Make them, or start those that were halted."""
+
+    def reboot(self, number: int, workers: tuple[int, ...]) -> None:
+        """Off and on again, with the files they had."""
+
+    def halt(self, number: int) -> None:
+        """Off."""
+
+    def remove(self, number: int) -> None:
+        """Off and gone."""
+
+    def let_in(self, number: int, keys: Keys) -> None:
+        """These users with these keys, and nobody else."""
+
+    def attach(self, number: int, disks: list[DiskWish]) -> None:
+        """Each sees these disks, and no other."""
+
+    def wipe(self, disk: int) -> None:
+        """A disk is deleted."""
+
+    def start_script(self, number: int, script: str) -> None:
+        """Begin to run a script on each as root, as a machine does when it has booted."""
+
+    def namespaces(self, number: int) -> list[str]:
+        """The names of their networks, where they have some of their own."""
+
+    def befall(self, number: int, worker: int, what: str) -> None:
+        """cut-off, reconnect, kill-sshd, start-sshd, lose."""
+
+    def close(self) -> None:
+        """All gone."""
+
+
+def make_machines(kind: str, place: Path, home_size: str | None = None) -> Machines:
+    """Of the kind asked for; `auto` is the best that can be had here."""
+    if kind == "auto":
+        kind = "none" if why_no_hosts() else "loopback" if why_no_namespaces() else "netns"
+    if kind == "none":
+        return NoMachines()
+    why = why_no_hosts() or (why_no_namespaces() if kind == "netns" else None)
+    if why:
+        raise RuntimeError(why)
+    return NetnsMachines(place, home_size) if kind == "netns" else LoopbackMachines()
+
+
+class NoMachines:
+    """Addresses that lead nowhere: for the API alone."""
+
+    kind = "none"
+
+    def __init__(self) -> None:
+        self._given = 0
+        self._hosts: dict[int, tuple[Host, ...]] = {}
+
+    def boot(self, number: int, names: list[str]) -> tuple[Host, ...]:
+        if number not in self._hosts:
+            ends = range(self._given, self._given + len(names))
+            self._given += len(names)
+            self._hosts[number] = tuple(
+                Host(
+                    address=f"10.128.{i // 250 % 250}.{i % 250 + 2}",
+                    external=f"198.19.{i // 250 % 250}.{i % 250 + 2}",
+                    name=n,
+                )
+                for i, n in zip(ends, names, strict=True)
+            )
+        return self._hosts[number]
+
+    def reboot(self, number: int, workers: tuple[int, ...]) -> None:
+        """There is nothing."""
+
+    def halt(self, number: int) -> None:
+        """There is nothing."""
+
+    def remove(self, number: int) -> None:
+        self._hosts.pop(number, None)
+
+    def let_in(self, number: int, keys: Keys) -> None:
+        """There is nothing."""
+
+    def attach(self, number: int, disks: list[DiskWish]) -> None:
+        """There is nothing."""
+
+    def wipe(self, disk: int) -> None:
+        """There is nothing."""
+
+    def start_script(self, number: int, script: str) -> None:
+        """There is nothing."""
+
+    def namespaces(self, number: int) -> list[str]:
+        return []
+
+    def befall(self, number: int, worker: int, what: str) -> None:
+        raise RuntimeError("this sandbox has no machines")
+
+    def close(self) -> None:
+        """There is nothing."""
+
+
+class NetnsMachines:
+    """Each a network namespace with its own root and sshd on port 22."""
+
+    kind = "netns"
+
+    def __init__(self, place: Path, home_size: str | None = None) -> None:
+        self._disks = Disks(place / "disks")
+        self._set = NetnsHosts(0, home_size=home_size)
+        self._of: dict[int, list[int]] = {}
+        self._down: set[int] = set()
+
+    def boot(self, number: int, names: list[str]) -> tuple[Host, ...]:
+        if number in self._of:
+            self._up(self._of[number])
+        else:
+            self._of[number] = self._set.add(names, _FILES)
+        return tuple(self._host(index) for index in self._of[number])
+
+    def _host(self, index: int) -> Host:
+        host = self._set.hosts[index]
+        return Host(address=host.address, external=outside(host.address), name=host.name, key=self._set.host_key(index))
+
+    def _up(self, indexes: list[int]) -> None:
+        down = [index for index in indexes if index in self._down]
+        self._set.boot(down)
+        self._down -= set(down)
+
+    def reboot(self, number: int, workers: tuple[int, ...]) -> None:
+        chosen = [index for worker, index in enumerate(self._of[number]) if not workers or worker in workers]
+        self._lose(chosen)
+        self._up(chosen)
+
+    def halt(self, number: int) -> None:
+        self._lose(self._of.get(number, []))
+
+    def _lose(self, indexes: list[int]) -> None:
+        for index in indexes:
+            if index not in self._down:
+                self._set.lose(index)
+                self._disks.detach_all(index)
+                self._down.add(index)
+
+    def remove(self, number: int) -> None:
+        gone = self._of.pop(number, [])
+        self._lose(gone)
+        for index in gone:
+            self._set.remove(index)
+            self._down.discard(index)
+
+    def let_in(self, number: int, keys: Keys) -> None:
+        for index in self._of.get(number, []):
+            if index not in self._down:
+                let_in(self._set.files(index), keys)
+
+    def attach(self, number: int, disks: list[DiskWish]) -> None:
+        for index in self._of.get(number, []):
+            if index not in self._down:
+                self._disks.attach(index, self._set.files(index), disks)
+
+    def wipe(self, disk: int) -> None:
+        self._disks.wipe(disk)
+
+    def start_script(self, number: int, script: str) -> None:
+        for index in self._of.get(number, []):
+            file = self._set.files(index) / "run/pw/startup-script"
+            file.write_text(script)
+            file.chmod(0o755)
+            begin = "setsid bash -c /run/pw/startup-script </dev/null >/var/log/startup-script.log 2>&1 &"
+            self._set.run(index, begin)
+
+    def namespaces(self, number: int) -> list[str]:
+        return [self._set.namespace(index) for index in self._of.get(number, [])]
+
+    def befall(self, number: int, worker: int, what: str) -> None:
+        index = self._of[number][worker]
+        deeds = {
+            "cut-off": self._set.cut_off,
+            "reconnect": self._set.reconnect,
+            "kill-sshd": self._set.kill_sshd,
+            "start-sshd": self._set.start_sshd,
+        }
+        if what == "lose":
+            self._lose([index])
+        else:
+            deeds[what](index)
+
+    def close(self) -> None:
+        self._set.close()
+        self._disks.close()
+
+
+class LoopbackMachines:
+    """sshds of this user on loopback addresses. Their ports are not 22: the guest attribute `sandbox/ssh-port` tells them."""
+
+    kind = "loopback"
+
+    def __init__(self) -> None:
+        self._sets: dict[int, LoopbackHosts] = {}
+
+    def boot(self, number: int, names: list[str]) -> tuple[Host, ...]:
+        if number not in self._sets:
+            self._sets[number] = LoopbackHosts(len(names))
+        else:
+            self.befall_all(number, "start-sshd")
+        made = self._sets[number]
+        return tuple(
+            Host(address=h.address, external=h.address, name=name, key=made.host_key(i), port=h.port)
+            for i, (name, h) in enumerate(zip(names, made.hosts, strict=True))
+        )
+
+    def befall_all(self, number: int, what: str) -> None:
+        """The same for each."""
+        for worker in range(len(self._sets[number].hosts)):
+            self.befall(number, worker, what)
+
+    def reboot(self, number: int, workers: tuple[int, ...]) -> None:
+        for worker in workers or range(len(self._sets[number].hosts)):
+            self.befall(number, worker, "kill-sshd")
+            self.befall(number, worker, "start-sshd")
+
+    def halt(self, number: int) -> None:
+        if number in self._sets:
+            self.befall_all(number, "kill-sshd")
+
+    def remove(self, number: int) -> None:
+        made = self._sets.pop(number, None)
+        if made is not None:
+            made.close()
+
+    def let_in(self, number: int, keys: Keys) -> None:
+        # Whatever user a key is for, it is this one who is let in: there is no other here.
+        text = "".join(f"{key}\n" for user in keys for key in keys[user])
+        self._sets[number].let_in(text)
+
+    def attach(self, number: int, disks: list[DiskWish]) -> None:
+        """This machine is not theirs to change."""
+
+    def wipe(self, disk: int) -> None:
+        """There is nothing."""
+
+    def start_script(self, number: int, script: str) -> None:
+        """This machine is not theirs to change."""
+
+    def namespaces(self, number: int) -> list[str]:
+        return []
+
+    def befall(self, number: int, worker: int, what: str) -> None:
+        made = self._sets[number]
+        deeds = {
+            "cut-off": made.cut_off,
+            "reconnect": made.reconnect,
+            "kill-sshd": made.kill_sshd,
+            "start-sshd": made.start_sshd,
+            "lose": made.kill_sshd,
+        }
+        deeds[what](worker)
+
+    def close(self) -> None:
+        for number in list(self._sets):
+            self.remove(number)

@@ -1,0 +1,56 @@
+"""The pretended cloud as one value that changes: resources, what is due, and the books. No threads, no clock, no network.
+
+Whoever runs it calls `advance` with the time, asks and commands through the parts, and carries out the `Deed`s that come of it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from podway.sandbox.agenda import Agenda
+from podway.sandbox.capacity import Capacity
+from podway.sandbox.compute import Compute
+from podway.sandbox.ledger import Ledger
+from podway.sandbox.nodes import Deed, Nodes
+from podway.sandbox.operations import Operations
+from podway.sandbox.queue import Queue
+
+
+class World:
+    """All parts, joined."""
+
+    def __init__(self, speed: float = 1.0, write: Callable[[dict[str, Any]], None] = lambda line: None) -> None:
+        self.agenda = Agenda(speed)
+        self.capacity = Capacity()
+        self.operations = Operations()
+        self.ledger = Ledger(write)
+        self.nodes = Nodes(self.agenda, self.operations, self.capacity, self.ledger)
+        self.queue = Queue(self.agenda, self.operations, self.capacity, self.ledger, self.nodes)
+        self.compute = Compute(self.agenda, self.ledger)
+
+    def advance(self, now: float) -> None:
+        """Let everything happen that is due, and those who wait look again."""
+        self.agenda.run(now)
+        self.queue.look(now)
+
+    def take_deeds(self) -> list[Deed]:
+        """What is to be done to machines, in order; each is handed out once."""
+        deeds = [*self.nodes.deeds, *self.compute.deeds]
+        self.nodes.deeds.clear()
+        self.compute.deeds.clear()
+        return deeds
+
+    def disk_users(self, disk: str) -> list[str]:
+        """The nodes that a disk is attached to."""
+        return [
+            node.name
+            for node in self.nodes.all.values()
+            if any(str(one.get("sourceDisk", "")).endswith(disk) for one in node.spec.get("dataDisks") or [])
+        ]
+
+    def disks_of(self, spec: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The disks that a node's spec names, each with how it is to be attached; all of them must be there."""
+        found = []
+        for one in spec.get("dataDisks") or []:
+            source = str(one.get("sourceDisk", ""))
+            found.append((one, self.compute.get(source.partition("/compute/v1/")[2] or source)))
+        return found

@@ -1,1 +1,0 @@
-"""Machines to try Podway on: real sshd, real processes, nothing outside this machine."""

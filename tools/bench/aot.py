@@ -1,0 +1,225 @@
+"""`make bench-aot`: training steps and serving programs compiled for TPU slices on a machine that has none.
+
+1. Every row of the table is a rehearsal (podway.rehearse): the very program that `podway train` or `podway serve` would run.
+2. Rows that were measured are kept in docs/measurements/aot.json and not measured again, so that the command can be stopped and
+   goes on where it was; `--fresh` starts over. `--fast` asks for memory and schedule only (seconds a row); without it rows are
+   compiled to the end (minutes), those that a fast run left open too.
+3. docs/aot.md is written after every row.
+
+A row that does not fit is a result like any other.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from tools.bench.report import machine, table, write_section
+
+from podway.catalog.slices import find_slice
+from podway.decoding import from_json
+from podway.plan.memory import GIB
+from podway.rehearse.fabric import Fabric
+from podway.rehearse.program import asynchronous
+from podway.rehearse.rehearsal import Rehearsal, Said
+from podway.rehearse.running import engine_parts, rehearse
+from podway.rehearse.timeline import estimate
+
+ROOT = Path(__file__).parents[2]
+PAGE, KEPT = ROOT / "docs" / "aot.md", ROOT / "docs" / "measurements" / "aot.json"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is kept of a rehearsal."""
+
+    name: str
+    slice: str
+    mesh: str
+    gib: float | None = None  # None: it does not compile
+    limit: float = 0.0
+    collectives: dict[str, tuple[int, int]] = {}  # kind: asynchronous, waited for
+    step: tuple[float, float, float] | None = None  # low, point, high
+    schedule_seconds: float | None = None
+    compile_seconds: float | None = None  # None: only as far as its schedule
+    peak_bytes: int = 0
+    failed: str = ""
+    versions: str = ""
+
+
+def _train(model: str, slice: str, mesh: str, batch: int, length: int, *flags: str) -> Rehearsal:
+    settings = (f"mesh.shape={mesh}", f"batch.sequences={batch}", f"batch.length={length}", "remat.policy=full")
+    return Rehearsal(model=model, slice=slice, settings=settings, flags=flags)
+
+
+# Collectives that a SparseCore runs while the TensorCore computes. Not among the flags that `podway train` sets: it takes more
+# HBM, and no such run has been timed here.
+_ON_SPARSECORE = ("--xla_sc_disable_megacore_partitioning=true", "--xla_tpu_use_tc_device_shape_on_sc=true")
+GATHERS = ("--xla_tpu_enable_sparse_core_collective_offload_all_gather=true", *_ON_SPARSECORE)
+SCATTERS = ("--xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true", *_ON_SPARSECORE)
+Asked = tuple[str, Rehearsal]  # a row's name, which with its slice is its key, and what to compile
+
+
+def training_rows() -> list[Asked]:
+    """The four published jobs with their own batch, and Llama 3.1."""
+    found = [
+        ("16B, the published job", _train("16b", "v5litepod-256", "fsdp=256", 1536, 2048)),
+        ("32B, the published job", _train("32b", "v5litepod-256", "fsdp=256", 1024, 2048)),
+        ("64B, the published job", _train("64b", "v5litepod-256", "fsdp=256", 512, 2048)),
+        ("128B, the published job", _train("128b", "v5litepod-256", "fsdp=16,tensor=16", 256, 2048)),
+    ]
+    for slice, mesh, batch in (
+        ("v6e-16", "fsdp=16", 32),
+        ("v6e-64", "fsdp=64", 128),
+        ("v5p-16", "fsdp=8", 16),
+        ("v5p-128", "fsdp=64", 128),
+    ):
+        found.append((f"Llama 3.1 8B, {batch} x 8192", _train("llama3.1-8b", slice, mesh, batch, 8192)))
+    for slice, mesh, batch, length in (
+        ("v6e-16", "fsdp=16", 16, 4096), ("v6e-64", "fsdp=64", 64, 4096), ("v5p-16", "fsdp=8", 8, 4096), ("v5p-128", "fsdp=64", 64, 8192),
+    ):  # fmt: skip
+        found.append((f"Llama 3.1 70B, {batch} x {length}", _train("llama3.1-70b", slice, mesh, batch, length)))
+    gathers = "gathers on the SparseCore"
+    found.append(
+        (f"Llama 3.1 8B, 32 x 8192, {gathers}", _train("llama3.1-8b", "v6e-16", "fsdp=16", 32, 8192, *GATHERS))
+    )
+    found.append(
+        (f"Llama 3.1 70B, 64 x 4096, {gathers}", _train("llama3.1-70b", "v6e-64", "fsdp=64", 64, 4096, *GATHERS))
+    )
+    scattered = "gradients on the SparseCore"
+    found.append(
+        (f"Llama 3.1 8B, 16 x 8192, {scattered}", _train("llama3.1-8b", "v5p-16", "fsdp=8", 16, 8192, *SCATTERS))
+    )
+    return found
+
+
+# Engines: a model on a slice; a replica takes all of it.
+ENGINES = (("llama3.1-8b", "v5litepod-8"), ("llama3.1-8b", "v6e-8"), ("llama3.1-70b", "v6e-16"))
+
+
+def serving_rows() -> list[Asked]:
+    """Every program of each engine."""
+    found = []
+    for model, slice in ENGINES:
+        engine = Rehearsal(what="serve", model=model, slice=slice)
+        for part in engine_parts(engine):
+            found.append((f"{model} serving, {part}", msgspec.structs.replace(engine, part=part)))
+    return found
+
+
+def row_of(name: str, asked: Rehearsal, said: Said, before: Row | None) -> Row:
+    """What is kept of an answer; a schedule that was timed before stays."""
+    mesh = asked.setting("mesh.shape") or f"tensor={asked.tensor or find_slice(asked.slice).devices}"
+    complete = said.program is not None and said.program.complete
+    row = Row(
+        name=name,
+        slice=asked.slice,
+        mesh=mesh,
+        failed=said.failed,
+        versions=f"jax {said.jax}, libtpu {said.libtpu}",
+        peak_bytes=said.peak_bytes,
+        compile_seconds=said.compile_seconds if complete else None,
+        schedule_seconds=(before.schedule_seconds if before else None) if complete else said.compile_seconds,
+    )
+    if said.memory is None or said.program is None:
+        return row
+    guess = estimate(said.program, Fabric(asked.tpu))
+    timed = asked.what == "train" and said.memory.fits  # a decode step depends on how full the cache is
+    return msgspec.structs.replace(
+        row,
+        gib=round(said.memory.total / GIB, 2),
+        limit=round(said.memory.limit / GIB, 2),
+        collectives=asynchronous(said.program),
+        step=(guess.low, guess.point, guess.high) if timed else None,
+    )
+
+
+def is_answered(row: Row | None, *, fast: bool) -> bool:
+    """Whether a row needs no compiler; one that does not fit is answered by its schedule."""
+    if row is None or row.gib is None:
+        return False
+    return fast or row.compile_seconds is not None or row.gib > row.limit
+
+
+def read_kept() -> dict[str, Row]:
+    """Rows that were measured, by name."""
+    return from_json(KEPT.read_bytes(), dict[str, Row]) if KEPT.exists() else {}
+
+
+def write_kept(rows: dict[str, Row]) -> None:
+    """The rows and the page."""
+    part = KEPT.with_suffix(".part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
+    part.rename(KEPT)
+    write_section("bench-aot", page_of(rows.values()), PAGE)
+
+
+def page_of(rows: Iterable[Row]) -> str:
+    """Two tables: training, serving."""
+    trained = [row for row in rows if "serving" not in row.name]
+    served = [row for row in rows if "serving" in row.name]
+    parts = [f"Measured on {machine()}; {', '.join(sorted({row.versions for row in rows}))}.", ""]
+    headers = ["step", "slice", "mesh", "GiB a chip", "usable", "fits", "asynchronous", "step s (low to high)"]
+    headers += ["schedule s", "compiled s"]
+    parts += ["### Training", "", table(headers, [_cells(row) for row in trained]), ""]
+    parts += [
+        "### Serving",
+        "",
+        table([*headers[:7], *headers[8:]], [_cells(row)[:7] + _cells(row)[8:] for row in served]),
+    ]
+    return "\n".join(parts)
+
+
+def _cells(row: Row) -> list[str]:
+    slice = find_slice(row.slice)
+    where = f"{row.slice} ({slice.topology_text}{', wrapped' if all(slice.wrap) else ''})"
+    head = [row.name, where, row.mesh]
+    times = [_seconds(row.schedule_seconds), _seconds(row.compile_seconds)]
+    if row.gib is None:
+        return [*head, "-", "-", "does not compile", row.failed[:120], "-", *times]
+    told = ", ".join(f"{kind} {a} of {a + s}" for kind, (a, s) in row.collectives.items()) or "no collectives"
+    step = f"{row.step[1]:.2f} ({row.step[0]:.2f} to {row.step[2]:.2f})" if row.step else "-"
+    fits = "yes" if row.gib <= row.limit else "no"
+    return [*head, f"{row.gib:.2f}", f"{row.limit:.2f}", fits, told, step, *times]
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def main() -> int:
+    """Exit code 1 where a row does not compile; one that does not fit is an answer."""
+    parser = argparse.ArgumentParser(
+        description="Compile training steps and serving programs for TPU slices, without a TPU."
+    )
+    parser.add_argument("--fast", action="store_true", help="memory and schedule only: seconds a row")
+    parser.add_argument("--fresh", action="store_true", help="measure every row again")
+    parser.add_argument("--only", default="", help="rows whose name or slice holds this text")
+    parser.add_argument("--training", action="store_true", help="no serving programs")
+    options = parser.parse_args()
+    every = not (options.only or options.training)
+    rows = {} if options.fresh and every else read_kept()  # what is not asked for stays on the page
+    wanted = training_rows() + ([] if options.training else serving_rows())
+    order = [f"{name} on {asked.slice}" for name, asked in wanted]
+    failed = False
+    for label, (name, asked) in zip(order, wanted, strict=True):
+        known = is_answered(rows.get(label), fast=options.fast) and not options.fresh
+        if options.only not in label or known:
+            continue
+        asked = msgspec.structs.replace(asked, fast=options.fast)
+        said = rehearse([asked], jobs=1, fresh=True)[0]
+        rows[label] = row_of(name, asked, said, rows.get(label))
+        print(" | ".join(_cells(rows[label])), flush=True)
+        failed |= rows[label].gib is None
+        write_kept(_ordered(rows, order))
+    write_kept(_ordered(rows, order))
+    return int(failed)
+
+
+def _ordered(rows: dict[str, Row], order: list[str]) -> dict[str, Row]:
+    """The rows of this run in its order, then all others as they were."""
+    return {key: rows[key] for key in dict.fromkeys([*order, *rows]) if key in rows}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""What the compiler said, recorded: the published 16B-128B jobs, and a grid of models x meshes for the planner's bytes.
+
+Compiling takes minutes and libtpu, so `make bench-plan` reads what was recorded in docs/measurements, with the versions it was
+recorded with; `python -m tools.bench.plan --fresh` asks the compiler again. An estimate is always made anew from the recorded
+program: no step time is recorded.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from podway.catalog.slices import find_slice
+from podway.decoding import from_json
+from podway.model.families import find_model
+from podway.model.flops import flops_per_token
+from podway.model.layout import MeshShape, parse_mesh
+from podway.plan.evidence import Compared, is_calibration, job_plan, rows_of
+from podway.plan.memory import GIB
+from podway.plan.plans import evaluate
+from podway.plan.training import MAXTEXT_2023, Adapters, Optimizer, Training
+from podway.rehearse.fabric import Fabric
+from podway.rehearse.rehearsal import Rehearsal, Said, rehearse_training
+from podway.rehearse.running import rehearse
+from podway.rehearse.timeline import Estimate, estimate
+
+MEASUREMENTS = Path(__file__).parents[2] / "docs" / "measurements"
+JOBS, BYTES = MEASUREMENTS / "rehearsed-jobs.json", MEASUREMENTS / "rehearsed-bytes.json"
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the grid."""
+
+    model: str
+    slice: str
+    mesh: str
+    batch: int
+    seq: int = 4096
+    remat: str = "full"
+    microbatches: int = 1
+    optimizer: Optimizer = "adamw"
+    lora: int = 0
+
+    @property
+    def sizes(self) -> MeshShape:
+        """Its mesh."""
+        return parse_mesh(self.mesh, chips=find_slice(self.slice).devices)
+
+    @property
+    def training(self) -> Training:
+        """Its step."""
+        return Training(
+            seq=self.seq,
+            batch=self.batch,
+            microbatches=self.microbatches,
+            remat=self.remat,
+            optimizer=self.optimizer,
+            adapters=Adapters(rank=self.lora) if self.lora else None,
+        )
+
+    @property
+    def name(self) -> str:
+        """For a table."""
+        more = [self.remat] if self.remat != "full" else []
+        more += [f"{self.microbatches} microbatches"] if self.microbatches > 1 else []
+        more += [self.optimizer] if self.optimizer != "adamw" else []
+        more += [f"LoRA {self.lora}"] if self.lora else []
+        return " ".join([f"{self.model} {self.slice} {self.mesh} {self.batch}x{self.seq}", *more])
+
+
+class Weighed(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of the grid and the bytes that the compiler gives it on a device."""
+
+    cell: Cell
+    bytes: int
+    jax: str
+    libtpu: str
+
+
+# Compiled after the planner's terms were settled: docs/planning.md tells what it said of these at first sight. The first eight
+# led to two more terms; the last four came after those.
+UNSEEN = (
+    Cell(model="llama3.2-3b", slice="v5p-16", mesh="fsdp=4,tensor=2", batch=16),
+    Cell(model="qwen2.5-14b", slice="v6e-64", mesh="fsdp=64", batch=64, remat="save_attention"),
+    Cell(model="gemma2-27b", slice="v5p-64", mesh="fsdp=32", batch=32),
+    Cell(model="mistral-7b", slice="v4-64", mesh="fsdp=16,tensor=2", batch=32),
+    Cell(model="qwen3-8b", slice="v5litepod-64", mesh="fsdp=32,tensor=2", batch=64, microbatches=2),
+    Cell(model="mixtral-8x7b", slice="v6e-64", mesh="fsdp=16,expert=4", batch=64),
+    Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=8,context=2", batch=8, seq=16_384),
+    Cell(model="llama2-13b", slice="v5p-32", mesh="data=2,fsdp=8", batch=32, remat="save_context"),
+    Cell(model="qwen3-14b", slice="v6e-64", mesh="fsdp=32,tensor=2", batch=128, microbatches=2),
+    Cell(model="llama3.2-3b", slice="v5litepod-16", mesh="fsdp=8,tensor=2", batch=16, remat="save_context"),
+    Cell(model="mistral-7b", slice="v5p-32", mesh="fsdp=16", batch=32, remat="minimal"),
+    Cell(model="llama2-7b", slice="v6e-16", mesh="fsdp=4,tensor=4", batch=16, seq=2048),
+)
+# Small models on every kind of axis, and a few real ones. Nothing was left out because it came out wrong.
+GRID = (
+    Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=16", batch=32),
+    Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=8,tensor=2", batch=32),
+    Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=4,tensor=4", batch=16),
+    Cell(model="llama3.2-1b", slice="v6e-16", mesh="data=4,fsdp=4", batch=32),
+    Cell(model="llama3.2-1b", slice="v6e-8", mesh="tensor=8", batch=8),
+    Cell(model="llama3.2-1b", slice="v5litepod-8", mesh="fsdp=8", batch=64, seq=2048, remat="none", microbatches=2),
+    Cell(model="llama3.2-1b", slice="v5litepod-8", mesh="fsdp=8", batch=64, seq=2048, remat="save_all_but_mlp"),
+    Cell(
+        model="llama3.2-1b",
+        slice="v5litepod-8",
+        mesh="fsdp=4,tensor=2",
+        batch=64,
+        seq=2048,
+        remat="minimal",
+        microbatches=2,
+    ),
+    Cell(model="llama3.2-3b", slice="v6e-16", mesh="fsdp=16", batch=32, remat="save_context"),
+    Cell(model="llama3.2-3b", slice="v6e-16", mesh="fsdp=16", batch=16, seq=2048, remat="none"),
+    Cell(model="llama3.2-3b", slice="v6e-16", mesh="fsdp=8,tensor=2", batch=16, remat="minimal"),
+    Cell(model="qwen3-0.6b", slice="v5litepod-8", mesh="fsdp=8", batch=16, microbatches=2),
+    Cell(model="qwen3-4b", slice="v6e-16", mesh="fsdp=8,tensor=2", batch=16),
+    Cell(model="qwen2.5-7b", slice="v5p-16", mesh="fsdp=8", batch=16, optimizer="adafactor"),
+    Cell(model="gemma2-2b", slice="v6e-8", mesh="fsdp=8", batch=16),
+    Cell(model="mistral-7b", slice="v5litepod-64", mesh="fsdp=64", batch=64),
+    Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=16", batch=32, seq=8192),
+    Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=8,tensor=2", batch=16, seq=8192),
+    Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=4,tensor=4", batch=16, seq=8192),
+    Cell(model="llama3.1-8b", slice="v6e-8", mesh="fsdp=8", batch=16, lora=16),
+    Cell(model="llama3.1-8b", slice="v4-32", mesh="fsdp=16", batch=32),
+    Cell(model="llama3.1-8b", slice="v5p-16", mesh="fsdp=8", batch=16, seq=8192),
+    Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=16", batch=64, microbatches=4, remat="save_attention"),
+    Cell(model="mixtral-8x7b", slice="v5p-64", mesh="fsdp=8,expert=4", batch=64),
+    Cell(model="llama3.1-70b", slice="v5p-128", mesh="fsdp=64", batch=64),
+    Cell(model="llama3.1-70b", slice="v6e-64", mesh="fsdp=16,tensor=4", batch=32),
+    Cell(model="llama3.2-1b", slice="v6e-16", mesh="fsdp=16", batch=32),
+    Cell(model="llama3.1-8b", slice="v6e-256", mesh="fsdp=256", batch=512, seq=8192),
+    Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=16", batch=64, seq=8192, microbatches=4, remat="save_context"),
+    Cell(model="llama3.1-8b", slice="v5litepod-256", mesh="fsdp=256", batch=256),
+    Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=16", batch=32, seq=2048, lora=16),
+    Cell(
+        model="llama3.1-8b",
+        slice="v5p-128",
+        mesh="fsdp=64",
+        batch=256,
+        seq=8192,
+        remat="save_all_but_mlp",
+        microbatches=2,
+        optimizer="adafactor",
+    ),
+    Cell(model="qwen3-4b", slice="v6e-16", mesh="fsdp=16", batch=32, remat="minimal"),
+    Cell(model="qwen3-14b", slice="v5litepod-256", mesh="fsdp=256", batch=256),
+    Cell(model="qwen3-30b-a3b", slice="v5p-128", mesh="fsdp=64", batch=128),
+    Cell(model="mixtral-8x7b", slice="v5p-128", mesh="fsdp=64", batch=128),
+    Cell(model="gemma2-9b", slice="v5p-128", mesh="fsdp=64", batch=64, remat="save_attention"),
+    Cell(model="gemma3-12b", slice="v6e-256", mesh="fsdp=256", batch=256, seq=8192, remat="save_context"),
+    Cell(model="64b", slice="v5p-128", mesh="fsdp=64", batch=128, seq=2048),
+    Cell(model="32b", slice="v5litepod-256", mesh="fsdp=256", batch=1024, seq=2048),
+    Cell(model="128b", slice="v5litepod-256", mesh="fsdp=16,tensor=16", batch=256, seq=2048),
+    *UNSEEN,
+)
+
+
+def record_jobs() -> list[str]:
+    """Compile the four jobs and write down what was said; lines about those that failed."""
+    rows = [row for row in rows_of("v5e_jobs") if row["slices"] == "1"]
+    wanted = []
+    for row in rows:
+        plan = job_plan(row)
+        wanted.append(rehearse_training(row["model"], plan.slice, _untiled(plan.mesh), plan.training, fast=True))
+    said = rehearse(wanted, fresh=True)
+    JOBS.write_bytes(msgspec.json.encode({row["row"]: one for row, one in zip(rows, said, strict=True)}) + b"\n")
+    return [f"{one.title}: {of.failed}" for one, of in zip(wanted, said, strict=True) if of.failed]
+
+
+def record_bytes(*, again: bool = True) -> list[str]:
+    """Compile the grid and write its bytes down; lines about what did not compile. `again`: also what is recorded."""
+    known = {} if again else {row.cell: row for row in _recorded()}
+    cells = [cell for cell in GRID if cell not in known]
+    said = rehearse([_rehearsal(cell) for cell in cells], fresh=again)
+    for cell, one in zip(cells, said, strict=True):
+        if one.memory is not None:
+            known[cell] = Weighed(cell=cell, bytes=one.memory.total, jax=one.jax, libtpu=one.libtpu)
+    rows = [known[cell] for cell in GRID if cell in known]
+    BYTES.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
+    return [f"{cell.name}: {one.failed}" for cell, one in zip(cells, said, strict=True) if one.memory is None]
+
+
+def _recorded() -> list[Weighed]:
+    return from_json(BYTES.read_bytes(), list[Weighed]) if BYTES.exists() else []
+
+
+def _rehearsal(cell: Cell) -> Rehearsal:
+    return rehearse_training(cell.model, find_slice(cell.slice), cell.sizes, cell.training, fast=True)
+
+
+def _untiled(mesh: MeshShape) -> MeshShape:
+    """The published jobs left the order of devices to jax."""
+    return msgspec.structs.replace(mesh, tile=None)
+
+
+def jobs() -> tuple[list[Compared], dict[str, tuple[Said, Estimate]]]:
+    """MFU in percent of the four jobs on one slice: published, and as estimated of the recorded programs."""
+    recorded = from_json(JOBS.read_bytes(), dict[str, Said])
+    compared, found = [], {}
+    for row in rows_of("v5e_jobs"):
+        said = recorded.get(row["row"])
+        if said is None or said.program is None:
+            continue
+        slice, seq = find_slice(row["slice"]), int(row["seq"])
+        guess = estimate(said.program, Fabric(slice))
+        flops = flops_per_token(find_model(row["model"]), seq, MAXTEXT_2023.convention)
+        work = flops * seq * int(row["sequences_per_chip"]) / slice.generation_facts.peak_bf16
+        calibration = is_calibration("v5e_jobs", row["row"])
+        compared.append(Compared(row["row"], float(row["mfu_percent"]), 100 * work / guess.point, calibration))
+        found[row["row"]] = (said, guess)
+    return compared, found
+
+
+def weighed() -> list[Compared]:
+    """GiB of a device over the grid: compiled, and planned."""
+    return [_compared(row) for row in _recorded()]
+
+
+def _compared(row: Weighed) -> Compared:
+    cell = row.cell
+    memory = evaluate(find_model(cell.model), find_slice(cell.slice), cell.sizes, cell.training).memory
+    return Compared(cell.name, row.bytes / GIB, memory.total / GIB, False)
+
+
+def versions() -> str:
+    """`jax 0.10.2, libtpu 0.0.51` of what was recorded."""
+    return ", ".join(sorted({f"jax {row.jax}, libtpu {row.libtpu}" for row in _recorded()}))
