@@ -16,7 +16,18 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A part may import the parts of its own layer and of those below it; `device` stands on facts alone.
 LAYERS = {
-    "facts": ("errors", "crash", "decoding", "home", "order", "catalog", "task", "model.shape", "model.layout"),
+    "facts": (
+        "errors",
+        "crash",
+        "decoding",
+        "files",
+        "home",
+        "order",
+        "catalog",
+        "task",
+        "model.shape",
+        "model.layout",
+    ),
     "decisions": ("launch", "plan"),
     "effects": ("hosts", "providers", "storage"),
     "sequence": ("control",),
@@ -27,6 +38,7 @@ NO_JAX = (
     "errors",
     "crash",
     "decoding",
+    "files",
     "home",
     "catalog",
     "task",

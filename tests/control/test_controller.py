@@ -13,7 +13,7 @@ from podway.control.secret_box import SecretBox
 from podway.control.store import open_store, sqlite_url
 from podway.hosts.blobs import BlobStore
 from podway.providers import Observation
-from podway.providers.local import LocalProvider
+from podway.providers.local.provider import LocalProvider
 from podway.task.task import Recovery, Task
 from tests.control.samples import cluster, hosts, job
 

@@ -11,7 +11,7 @@ from podway.control import fleet as fleets
 from podway.control.fleet import ALL_SILENT_S, Fleet
 from podway.errors import ProviderError
 from podway.providers import Condition, Observation
-from podway.providers.local import LocalProvider
+from podway.providers.local.provider import LocalProvider
 from tests.control.samples import cluster, hosts
 
 

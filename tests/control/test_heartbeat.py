@@ -15,7 +15,7 @@ from podway.providers import Call, Farewell
 from podway.providers.gcp.render import Site, render
 from podway.providers.gcp.self_teardown import farewell
 from podway.providers.gcp.settings import Settings
-from podway.providers.local import LocalProvider
+from podway.providers.local.provider import LocalProvider
 from podway.task.task import Autostop
 from tests.control.samples import cluster, hosts
 

@@ -10,7 +10,7 @@ from podway.control.store import Store, open_store, sqlite_url
 from podway.control.strays import HISTORY, Strays
 from podway.errors import ProviderError, UserError
 from podway.providers import Found, Provider
-from podway.providers.local import LocalProvider
+from podway.providers.local.provider import LocalProvider
 from tests.control.samples import cluster
 
 

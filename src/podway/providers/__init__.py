@@ -161,7 +161,7 @@ class Provider(Protocol):
 
 PROVIDERS = {
     "gcp": "podway.providers.gcp.provider",
-    "local": "podway.providers.local",
+    "local": "podway.providers.local.provider",
     "ssh": "podway.providers.ssh.provider",
 }
 

@@ -4,7 +4,6 @@ It says what the cloud does not: which zones were asked and what they answered, 
 server took over) the cluster is found by its mark in the whole project, and the file is made again.
 """
 
-import os
 import secrets
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from podway.decoding import from_json
+from podway.files import write_atomically
 from podway.providers import Request
 from podway.providers.gcp.state import Record
 
@@ -42,9 +42,7 @@ class Records:
         """Whole or not at all."""
         path = self._path(record.request.name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(msgspec.json.encode(record))
-        temporary.replace(path)
+        write_atomically(path, msgspec.json.encode(record))
         return record
 
     def drop(self, name: str) -> None:

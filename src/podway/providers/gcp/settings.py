@@ -34,6 +34,7 @@ from google.auth.exceptions import DefaultCredentialsError, RefreshError
 from google.oauth2.credentials import Credentials as UserCredentials
 
 from podway.errors import UserError
+from podway.files import write_atomically
 from podway.providers.ssh.machine import owner_of
 from podway.task.fields import Field, did_you_mean
 from podway.task.yamlfile import parse
@@ -209,18 +210,9 @@ class Account:
         if not public.exists():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             key = asyncssh.generate_private_key("ssh-ed25519", comment="podway")
-            _write(self.identity_file, key.export_private_key(), 0o600)
-            _write(public, key.export_public_key(), 0o644)
+            write_atomically(self.identity_file, key.export_private_key(), mode=0o600)
+            write_atomically(public, key.export_public_key())
         return public.read_text().strip()
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Nothing exists until its rename does."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    temporary.replace(path)
 
 
 def _default_project(root: Path) -> str:

@@ -16,7 +16,6 @@ A machine that cannot be reached for a while is still ours: its jobs go on, and 
 
 import asyncio
 import contextlib
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ import msgspec
 from podway.catalog.slices import find_slice
 from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
+from podway.files import write_atomically
 from podway.hosts.link import Opener
 from podway.hosts.ssh_config import config_text, include, write_config
 from podway.hosts.ssh_link import Endpoint, SshConnections
@@ -129,12 +129,12 @@ class SshProvider:
         if not (place / "request.json").exists():
             ref = _pool_of(request)
             if ref.startswith("/"):
-                _write(place / "inventory.yaml", read_pool(self.folder, ref).path.read_bytes())
-            _write(place / "request.json", msgspec.json.encode(request))
+                write_atomically(place / "inventory.yaml", read_pool(self.folder, ref).path.read_bytes())
+            write_atomically(place / "request.json", msgspec.json.encode(request))
         claims = {} if (place / "placed.json").exists() else await self._claim_slices(request)
         placed = self._placed(request.name)
         await _all([self._start_agent(one.host, claims.get(one.host.id)) for one in placed])
-        _write(place / "ready", b"")
+        write_atomically(place / "ready", b"")
         self._looks.pop(request.name, None)
         self._write_config()
 
@@ -257,7 +257,7 @@ class SshProvider:
             for worker, (machine, claimed) in enumerate(part_taken)
             for rank in [sum(map(len, taken[:which])) + worker]
         ]
-        _write(place / "placed.json", msgspec.json.encode(placed))
+        write_atomically(place / "placed.json", msgspec.json.encode(placed))
         return {claimed.id: claimed for part_taken in taken for _, claimed in part_taken}
 
     async def _claim_slice(self, name: str, part: PoolSlice, first_rank: int) -> list[tuple[Machine, Claimed]]:
@@ -266,7 +266,7 @@ class SshProvider:
         place, lease = self.clusters / name, self._lease(name)
         ids = {m.name: f"{lease['owner']}/{name}-{first_rank + i}" for i, m in enumerate(part.machines)}
         touched = _read(place / "touched.json", dict[str, str]) or {}
-        _write(place / "touched.json", msgspec.json.encode({**touched, **ids}))
+        write_atomically(place / "touched.json", msgspec.json.encode({**touched, **ids}))
         work = [self.work.claim(machine, ids[machine.name], lease) for machine in part.machines]
         answers = await asyncio.gather(*work, return_exceptions=True)
         wrong = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -278,7 +278,7 @@ class SshProvider:
                 if not isinstance(answer, Held | Unable):
                     await self.work.remove(machine, ids[machine.name], lease)
                 del ids[machine.name]
-        _write(place / "touched.json", msgspec.json.encode({**touched, **ids}))
+        write_atomically(place / "touched.json", msgspec.json.encode({**touched, **ids}))
         raise wrong[0]
 
     async def _start_agent(self, host: Host, claimed: Claimed | None = None) -> None:
@@ -424,10 +424,3 @@ def _read(path: Path, kind: type[Any]) -> Any:
         return from_json(path.read_bytes(), kind)
     except FileNotFoundError:
         return None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Nothing exists until its rename does."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.replace(path)

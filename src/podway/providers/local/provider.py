@@ -17,8 +17,6 @@ import asyncio
 import hashlib
 import os
 import shutil
-import sys
-import tempfile
 from pathlib import Path
 
 import msgspec
@@ -27,14 +25,16 @@ from podway.catalog.prices import price_of
 from podway.catalog.slices import find_slice
 from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
+from podway.files import write_atomically
 from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Opener, kill_local_host, local_opener, start_local_agent
 from podway.order import Host, Order
 from podway.providers import Found, Observation, Offer, Request, Shell, Step
+from podway.providers.local.environment import host_environment
+from podway.providers.local.subnets import claim_subnet, host_address, release_subnet
 from podway.task.task import Resources
 
 MOST_HOSTS = 128  # each host is a Python process; a laptop carries this many, and a 64-host pod is the usual rehearsal
-SUBNETS = range(16, 250)
 
 
 def open_provider(root: Path) -> "LocalProvider":
@@ -103,8 +103,8 @@ class LocalProvider:
         place = self.root / request.name
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not (place / "request.json").exists():
-            _write(place / "request.json", msgspec.json.encode(request))
-        _claim_subnet(place)
+            write_atomically(place / "request.json", msgspec.json.encode(request))
+        claim_subnet(place)
         await self._start_agents(request.name)
 
     async def observe(self, name: str) -> Observation:
@@ -124,7 +124,7 @@ class LocalProvider:
         if not (place / "request.json").exists() or (place / "stopped").exists():
             return
         await self._kill(name)
-        _write(place / "stopped", b"")
+        write_atomically(place / "stopped", b"")
 
     async def start(self, name: str) -> None:
         """Start the agents again over the homes that were kept."""
@@ -144,7 +144,7 @@ class LocalProvider:
         for child in sorted(place.iterdir()):
             if child.name not in ("request.json", "subnet"):
                 await asyncio.to_thread(_remove, child)
-        _release_subnet(place)
+        release_subnet(place)
         await asyncio.to_thread(_remove, place)
 
     async def found(self) -> list[Found]:
@@ -202,13 +202,12 @@ class LocalProvider:
     def _hosts(self, name: str) -> tuple[Host, ...]:
         place = self.root / name
         request = from_json((place / "request.json").read_bytes(), Request)
-        subnet = int((place / "subnet").read_text())
         return tuple(
             Host(
                 rank=rank,
                 slice=step.body["slice"],
                 worker=step.body["worker"],
-                address=f"127.{subnet}.{rank // 250}.{rank % 250 + 1}",
+                address=host_address(place, rank),
                 home=str(place / f"host-{rank}"),
                 id=f"{self.owner}/{name}-{rank}",
             )
@@ -225,14 +224,14 @@ class LocalProvider:
                 await self.reach(host)
 
         await asyncio.gather(*(start(host) for host in hosts))
-        _write(self.root / name / "ready", b"")
+        write_atomically(self.root / name / "ready", b"")
 
     async def _start_agent(self, host: Host) -> None:
         home = Path(host.home)
         if not (home.parent / "request.json").exists():
             raise ProviderError(f"the host {host.id} is gone")
         (home / "sky_workdir").mkdir(parents=True, exist_ok=True)
-        await start_local_agent(self._bundle(), home, host.address, _environment(host))
+        await start_local_agent(self._bundle(), home, host.address, host_environment(host))
 
     def _bundle(self) -> Path:
         """The agent's one file, named by its content: a new version never changes under a running agent."""
@@ -246,23 +245,6 @@ class LocalProvider:
         left = await kill_local_host(*(host.id for host in self._hosts(name)))
         if left:
             raise ProviderError(f"processes of {name} are still alive: {left}")
-
-
-def _environment(host: Host) -> dict[str, str]:
-    """What the agent starts with. The interpreter that runs Podway comes first on the path: a simulated host has what it has."""
-    kept = {
-        key: os.environ[key] for key in ("LANG", "LC_ALL", "TMPDIR", "USER", "LD_LIBRARY_PATH") if key in os.environ
-    }
-    here = str(Path(sys.executable).parent)
-    path = os.environ.get("PATH", os.defpath)
-    return {"PATH": f"{here}{os.pathsep}{path}", "PODWAY_HOST_ID": host.id, **kept}
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Nothing exists until its rename does."""
-    temp = path.with_name(f".{path.name}.{os.getpid()}")
-    temp.write_bytes(data)
-    temp.replace(path)
 
 
 def _remove(path: Path) -> None:
@@ -281,37 +263,3 @@ def _make_writable_and_retry(function: object, path: str, _info: object) -> None
         shutil.rmtree(path, ignore_errors=True)
     else:
         Path(path).unlink(missing_ok=True)
-
-
-def _registry() -> Path:
-    """Which /16 of 127.0.0.0/8 belongs to which cluster, over every Podway home of this user on this machine."""
-    place = Path(tempfile.gettempdir()) / f"podway-subnets-{os.getuid()}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    return place
-
-
-def _claim_subnet(place: Path) -> None:
-    if (place / "subnet").exists():
-        return
-    registry = _registry()
-    start = int(hashlib.sha256(str(place).encode()).hexdigest(), 16) % len(SUBNETS)
-    for step in range(len(SUBNETS)):
-        number = SUBNETS[(start + step) % len(SUBNETS)]
-        claim = registry / str(number)
-        if claim.is_symlink() and not claim.exists():
-            claim.unlink(missing_ok=True)  # its cluster is gone
-        try:
-            claim.symlink_to(place.resolve())
-        except FileExistsError:
-            if claim.resolve() != place.resolve():
-                continue
-        _write(place / "subnet", str(number).encode())
-        return
-    raise UserError("all simulated networks of this machine are taken", "take a cluster down: podway down NAME")
-
-
-def _release_subnet(place: Path) -> None:
-    if (place / "subnet").exists():
-        claim = _registry() / (place / "subnet").read_text()
-        if claim.is_symlink() and claim.resolve() == place.resolve():
-            claim.unlink(missing_ok=True)

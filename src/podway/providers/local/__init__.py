@@ -1,0 +1,1 @@
+"""Slices simulated on this machine: its hosts, their environment, and their networks."""
