@@ -109,14 +109,15 @@ class Stub:
         raise UserError(f"cluster {name} has no job {number}", f"see: podway queue {name}", status=404)
 
     def preview(self, body: Any, data: bytes) -> api.PreviewReply:
-        name = body.get("cluster") or "podway-ada-1234"
+        name = body["options"].get("cluster") or "podway-ada-1234"
         request = {"provider": "local", "name": name, "steps": [{"verb": "start-host"}]}
         return api.PreviewReply(
             cluster=name, exists=name in self.clusters, offers=self.offers, order=records.order(), request=request
         )
 
     def launch(self, body: Any, data: bytes) -> api.LaunchReply:
-        name, created = body["cluster"], body["cluster"] not in self.clusters
+        name = body["options"]["cluster"]
+        created = name not in self.clusters
         if created:
             self.add(records.cluster(name, state="INIT"))
             self.coming[name] = ["INIT", "UP"]

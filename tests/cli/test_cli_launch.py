@@ -67,7 +67,7 @@ def test_the_story_of_a_launch(run: Run, stub: Stub) -> None:
     result = run("launch", "-c", "demo", "--tpus", "v6e-16", "echo hi")
     assert result == (0, STORY, "")
     (body,) = stub.asked("POST", LAUNCH)
-    assert body["cluster"] == "demo"
+    assert body["options"]["cluster"] == "demo"
     assert body["task"]["run"] == "echo hi"
     assert body["task"]["resources"][0]["accelerator"] == {"type": "v6e-16"}
 
@@ -75,7 +75,7 @@ def test_the_story_of_a_launch(run: Run, stub: Stub) -> None:
 def test_a_name_is_made_up_once(run: Run, stub: Stub) -> None:
     stub.frames = GOOD
     assert run("launch", "echo", "hi").code == 0
-    assert stub.asked("POST", LAUNCH)[0]["cluster"] == "podway-ada-1234"
+    assert stub.asked("POST", LAUNCH)[0]["options"]["cluster"] == "podway-ada-1234"
 
 
 def test_failure_names_the_rank_and_shows_its_last_lines(run: Run, stub: Stub) -> None:
@@ -166,8 +166,8 @@ def test_flags_become_the_request(run: Run, stub: Stub) -> None:
     flags = ["--down", "-i", "10", "--no-setup", "--raw", "-n", "job", "--num-nodes", "2", "--use-spot", "--env", "A=1"]
     assert run("launch", "-c", "demo", "--gpus", "tpu-v6e-8", "--infra", "local", *flags, "true").code == 0
     (body,) = stub.asked("POST", LAUNCH)
-    assert body["autostop"] == {"idle_minutes": 10, "down": True}
-    assert body["setup"] is False
+    assert body["options"]["autostop"] == {"idle_minutes": 10, "down": True}
+    assert body["options"]["setup"] is False
     task = body["task"]
     assert (task["name"], task["slices"], task["env"]) == ("job", 2, {"A": "1"})
     assert (task["resources"][0]["spot"], task["resources"][0]["placement"]) == ("yes", {"provider": "local"})
@@ -177,7 +177,7 @@ def test_flags_become_the_request(run: Run, stub: Stub) -> None:
 
 def test_down_alone_means_when_the_jobs_are_done(run: Run, stub: Stub) -> None:
     run("launch", "-d", "-c", "demo", "--down", "true")
-    assert stub.asked("POST", LAUNCH)[0]["autostop"] == {"idle_minutes": 0, "down": True}
+    assert stub.asked("POST", LAUNCH)[0]["options"]["autostop"] == {"idle_minutes": 0, "down": True}
 
 
 def test_a_long_list_of_offers_is_cut_but_shows_the_chosen(run: Run, stub: Stub) -> None:
@@ -278,7 +278,7 @@ def test_apply_names_the_cluster_after_the_file(run: Run, stub: Stub, here: Path
     assert run("apply", "-f", "x.dstack.yml", "-y", "--", "--lr", "1").code == 0
     assert run("apply", "-f", "-", typed=text).code == 0
     first, second = stub.asked("POST", LAUNCH)
-    assert first["cluster"] == second["cluster"] == "tpu-job"
+    assert first["options"]["cluster"] == second["options"]["cluster"] == "tpu-job"
     assert first["task"]["run"].strip() == "echo --lr 1"
 
 
@@ -314,7 +314,7 @@ def test_where_and_how_long_to_try(run: Run, stub: Stub) -> None:
     words = ("--tpus", "v6e-16", "--zone", "us-east5-b", "-r", "--valid-until", "6h")
     assert run("launch", "-y", "-c", "demo", *words, "true").code == 0
     (body,) = stub.asked("POST", LAUNCH)
-    assert (body["retry_until_up"], body["valid_until_s"]) == (True, 21600.0)
+    assert (body["options"]["retry_until_up"], body["options"]["valid_until_s"]) == (True, 21600.0)
     place = body["task"]["resources"][0]["placement"]
     assert place == {"provider": "gcp", "region": "us-east5", "zone": "us-east5-b"}
 

@@ -18,8 +18,8 @@ from podway.control.store import open_store, sqlite_url
 from podway.control.strays import Strays
 from podway.control.verbs import Control
 from podway.hosts.blobs import BlobStore
+from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.providers import open_provider
-from podway.server import api
 from podway.server.app import make_app
 from podway.server.notify import Notifier
 from podway.server.openapi import document
@@ -62,7 +62,7 @@ def web(tmp_path: Path) -> Iterator[TestClient]:
 
 
 LAUNCH = msgspec.to_builtins(
-    api.LaunchBody(
+    LaunchRequest(
         task=Task(
             name="x",
             run="true",
@@ -70,12 +70,12 @@ LAUNCH = msgspec.to_builtins(
             secrets={"S": "t"},
             resources=(Resources(accelerator=Accelerator(type="v6e-8")),),
         ),
-        cluster="c1",
+        options=LaunchOptions(cluster="c1"),
         request_id="r",
     )
 )
 SEEDS: dict[str, Any] = {
-    "LaunchBody": LAUNCH,
+    "LaunchRequest": LAUNCH,
     "ExecBody": {"task": LAUNCH["task"], "files": []},
     "RunBody": {"command": "true"},
     "CancelBody": {"jobs": [1], "all": False},

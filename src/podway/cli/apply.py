@@ -5,9 +5,10 @@ import sys
 import click
 import msgspec
 
-from podway.cli.launching import Wishes, launch
+from podway.cli.launching import Interaction, launch
 from podway.cli.options import cluster_option, output_option, yes_option
 from podway.cli.task_options import task_options
+from podway.launch_options import LaunchOptions
 from podway.task.environment import Overrides
 from podway.task.read import read_task, read_task_text
 
@@ -42,5 +43,5 @@ def command(
         task = read_task_text(sys.stdin.buffer.read(), overrides=overrides)
     else:
         task = read_task(path, overrides=overrides)
-    wishes = Wishes(cluster=cluster or task.name, yes=yes, detach=detach, dryrun=dryrun, json=output == "json")
-    ctx.exit(launch(task, wishes))
+    options = LaunchOptions(cluster=cluster or task.name)
+    ctx.exit(launch(task, options, Interaction(yes=yes, detach=detach, dryrun=dryrun, json=output == "json")))

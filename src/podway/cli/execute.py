@@ -3,7 +3,7 @@
 import click
 
 from podway.cli.entrypoint import read_entrypoint
-from podway.cli.launching import Wishes, submit
+from podway.cli.launching import Interaction, submit
 from podway.cli.options import cluster_argument, output_option
 from podway.cli.task_options import task_options
 from podway.task.environment import Overrides
@@ -33,5 +33,5 @@ def command(
 
     Exits with 0 if the job succeeded, 100 if it failed, 103 if it was cancelled.
     """
-    wishes = Wishes(detach=detach_run, raw=raw, json=output == "json")
-    ctx.exit(submit(cluster, read_entrypoint(entrypoint, overrides), wishes))
+    interaction = Interaction(detach=detach_run, raw=raw, json=output == "json")
+    ctx.exit(submit(cluster, read_entrypoint(entrypoint, overrides), interaction))

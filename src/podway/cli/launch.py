@@ -2,11 +2,12 @@
 
 import click
 
-from podway.cli.launching import Wishes, launch
+from podway.cli.launching import Interaction, launch
 from podway.cli.options import cluster_option, output_option, yes_option
 from podway.cli.sizing import read_sized
 from podway.cli.task_options import task_options
 from podway.cli.words import seconds
+from podway.launch_options import LaunchOptions
 from podway.task.environment import Overrides
 from podway.task.task import Autostop
 
@@ -63,22 +64,18 @@ def command(
     Exits with 0 if the job succeeded, 100 if it failed, 103 if it was cancelled.
     Ctrl-C stops watching, never the job.
     """
-    wishes = Wishes(
+    options = LaunchOptions(
         cluster=cluster,
-        autostop=rest_rule(idle_minutes, down),
+        autostop=autostop_policy(idle_minutes, down),
         setup=not no_setup,
         retry_until_up=retry_until_up,
         valid_until_s=None if valid_until is None else seconds(valid_until, "--valid-until"),
-        yes=yes,
-        detach=detach_run,
-        dryrun=dryrun,
-        raw=raw,
-        json=output == "json",
     )
-    ctx.exit(launch(read_sized(entrypoint, overrides, model), wishes))
+    interaction = Interaction(yes=yes, detach=detach_run, dryrun=dryrun, raw=raw, json=output == "json")
+    ctx.exit(launch(read_sized(entrypoint, overrides, model), options, interaction))
 
 
-def rest_rule(idle_minutes: float | None, down: bool) -> Autostop | None:
+def autostop_policy(idle_minutes: float | None, down: bool) -> Autostop | None:
     """--down alone means: as soon as the last job has ended."""
     if idle_minutes is None and not down:
         return None

@@ -18,21 +18,17 @@ from podway.cli.uploading import upload
 from podway.cli.watching import Story, follow, tell_end
 from podway.cli.words import count
 from podway.control.records import ENDED
-from podway.server.api import Frame, LaunchBody, LaunchReply, OfferView, PreviewReply
+from podway.launch_options import LaunchOptions, LaunchRequest
+from podway.server.api import Frame, LaunchReply, OfferView, PreviewReply
 from podway.server.client import Client
-from podway.task.task import Autostop, Task
+from podway.task.task import Task
 
 OFFERS_SHOWN = 10
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says beside the task."""
+class Interaction(msgspec.Struct, frozen=True, kw_only=True):
+    """How the command deals with the person who typed it."""
 
-    cluster: str | None = None
-    autostop: Autostop | None = None
-    setup: bool = True
-    retry_until_up: bool = False
-    valid_until_s: float | None = None
     yes: bool = False
     detach: bool = False
     dryrun: bool = False
@@ -40,53 +36,40 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     json: bool = False
 
 
-def launch(task: Task, wishes: Wishes) -> int:
+def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
     """Do it; the exit code."""
     client = Client()
-    with Screen(err=wishes.json or wishes.dryrun) as screen:
+    with Screen(err=interaction.json or interaction.dryrun) as screen:
         tell_notes(task)
-        body = LaunchBody(
-            task=task,
-            cluster=wishes.cluster,
-            setup=wishes.setup,
-            autostop=wishes.autostop,
-            valid_until_s=wishes.valid_until_s,
-        )
-        preview = client.preview(body)
+        request = LaunchRequest(task=task, options=options)
+        preview = client.preview(request)
         for note in preview.notes:
             click.echo(f"Note: {note}", err=True)
         tell_misfit(task, preview.order)
         if not preview.exists:
             screen.line(offers_page(preview))
-        if wishes.dryrun:
+        if interaction.dryrun:
             click.echo(msgspec.json.format(msgspec.json.encode(preview.request)))
             return 0
         if not preview.exists:
-            proceed(f"Launching a new cluster {preview.cluster!r}.", yes=wishes.yes)
+            proceed(f"Launching a new cluster {preview.cluster!r}.", yes=interaction.yes)
         files = upload(client, screen, task)
         screen.step(_doing(preview))
-        reply = client.launch(
-            task,
-            cluster=preview.cluster,
-            files=files,
-            setup=wishes.setup,
-            autostop=wishes.autostop,
-            retry_until_up=wishes.retry_until_up,
-            valid_until_s=wishes.valid_until_s,
-        )
-        return _see_through(client, screen, reply, wishes)
+        named = msgspec.structs.replace(options, cluster=preview.cluster)
+        reply = client.submit(msgspec.structs.replace(request, options=named, files=files))
+        return _see_through(client, screen, reply, interaction)
 
 
-def submit(cluster: str, task: Task, wishes: Wishes) -> int:
+def submit(cluster: str, task: Task, interaction: Interaction) -> int:
     """Queue the task on a cluster that is up, and see it through; the exit code."""
     client = Client()
-    with Screen(err=wishes.json) as screen:
+    with Screen(err=interaction.json) as screen:
         tell_notes(task)
         files = upload(client, screen, task, mounts=False)
         reply = client.execute(cluster, task, files)
         for note in reply.notes:
             click.echo(f"Note: {note}", err=True)
-        return _see_through(client, screen, reply, wishes)
+        return _see_through(client, screen, reply, interaction)
 
 
 def tell_notes(task: Task) -> None:
@@ -136,25 +119,25 @@ def _doing(preview: PreviewReply) -> str:
     return f"Launching cluster {preview.cluster}: {_accelerator(offer)} ({hosts}) on {place}.{note}"
 
 
-def _see_through(client: Client, screen: Screen, reply: LaunchReply, wishes: Wishes) -> int:
+def _see_through(client: Client, screen: Screen, reply: LaunchReply, interaction: Interaction) -> int:
     """Follow what was begun, unless told to leave it; then say what can be done next."""
     end = Frame(kind="end")
     code = 0
     if reply.job is None:
-        if not wishes.detach:
+        if not interaction.detach:
             screen.wait(f"Launching cluster {reply.cluster}")
             until(client, client.cluster(reply.cluster), "UP", screen)
             screen.done(f"Cluster up: {reply.cluster}.")
-    elif wishes.detach:
+    elif interaction.detach:
         screen.step(f"Job submitted, ID: {reply.job}")
     else:
         story = Story(screen, reply.cluster, reply.job, waiting_for_cluster=reply.created)
         if not reply.created:
             _tell_queue(client, screen, reply.cluster, reply.job)
-        end = follow(client, screen, reply.cluster, reply.job, story, raw=wishes.raw)
+        end = follow(client, screen, reply.cluster, reply.job, story, raw=interaction.raw)
         code = tell_end(screen, reply.job, end)
     screen.line(useful_commands(reply.cluster, None if end.state in ENDED else reply.job))
-    if wishes.json:
+    if interaction.json:
         document = {**msgspec.to_builtins(reply), "state": end.state or None, "reason": end.reason}
         click.echo(msgspec.json.format(msgspec.json.encode(document)))
     return code

@@ -21,25 +21,12 @@ from podway.control.secret_box import SecretBox
 from podway.control.store import Stale, Store
 from podway.errors import UserError
 from podway.hosts.manifest import FileTree
+from podway.launch_options import LaunchRequest
 from podway.order import Order
 from podway.providers import Offer, Provider, Request
 from podway.task.task import Autostop, Task, without_secrets
 
 NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$")
-
-
-class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task to run on a cluster that is made if it is not there."""
-
-    task: Task
-    cluster: str | None = None
-    provider: str | None = None  # overrides the task's own placement
-    files: tuple[FileTree, ...] = ()
-    setup: bool = True
-    autostop: Autostop | None = None
-    retry_until_up: bool = False  # go round all places again and again
-    valid_until_s: float | None = None  # give up a queued request after this long
-    request_id: str | None = None  # the same id twice is one job
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,21 +65,21 @@ class Control:
 
     def preview(self, request: LaunchRequest, user: str) -> Preview:
         """The plan and the exact request, without doing anything."""
-        name = self._name(request.cluster, user)
+        name = self._name(request.options.cluster, user)
         choice = self._choose(request)
         order, _ = take(choice.best)
         rendered = self.provider(order.provider).render(name, order)
         known = self.store.find(name)
         if known is not None:
             check_fit(known, request.task)
-        notes = self._judge(request.task, order.provider, setup=request.setup)
+        notes = self._judge(request.task, order.provider, setup=request.options.setup)
         return Preview(
             cluster=name, offers=choice.offers, order=order, request=rendered, exists=known is not None, notes=notes
         )
 
     def launch(self, request: LaunchRequest, user: str) -> Launched:
         """Make the cluster (or take the one of that name), and queue the task on it."""
-        name = self._name(request.cluster, user)
+        name = self._name(request.options.cluster, user)
         cluster = self.store.find(name)
         created = cluster is None
         if cluster is None:
@@ -111,11 +98,11 @@ class Control:
         number = None
         if request.files or _does_something(request.task):
             job = self._queue(
-                cluster, request.task, request.files, user, setup=request.setup, request_id=request.request_id
+                cluster, request.task, request.files, user, setup=request.options.setup, request_id=request.request_id
             )
             number = job.number
         crash.point("launch.job-row")
-        autostop = request.autostop or request.task.autostop
+        autostop = request.options.autostop or request.task.autostop
         if autostop is not None and autostop != cluster.autostop:
             # After the job: an idle cluster with a short rest would otherwise be gone before its job came.
             cluster = self._change(cluster, "autostop set", autostop=autostop)
@@ -237,8 +224,8 @@ class Control:
             request.task,
             self.provider,
             self.store.tries(),
-            only=request.provider,
-            valid_until_s=request.valid_until_s,
+            only=request.options.provider,
+            valid_until_s=request.options.valid_until_s,
         )
 
     def _create(self, name: str, request: LaunchRequest, user: str) -> Cluster:
@@ -260,7 +247,7 @@ class Control:
             candidates=choice.candidates,
             left=left,
             untried=choice.untried,
-            retry=request.retry_until_up,
+            retry=request.options.retry_until_up,
             generation=1,
         )
         cluster = msgspec.structs.replace(cluster, attempts=begun(cluster, now))

@@ -22,20 +22,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """An answer: read leniently, so that an older client understands a newer server."""
 
 
-class LaunchBody(Body, frozen=True):
-    """A task to run on a cluster that is made if it is not there."""
-
-    task: Task
-    cluster: str | None = None
-    provider: str | None = None
-    files: tuple[FileTree, ...] = ()
-    setup: bool = True
-    autostop: Autostop | None = None
-    retry_until_up: bool = False  # go round all places again and again until one has capacity
-    valid_until_s: float | None = None  # give up a queued request after this long
-    request_id: str | None = None  # the same id twice is one job: a client may send again when an answer was lost
-
-
 class ExecBody(Body, frozen=True):
     """A task to queue on a cluster that is up; setup is not run."""
 

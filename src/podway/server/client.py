@@ -21,6 +21,7 @@ from podway.control.records import default_name
 from podway.decoding import from_json, json_decoder
 from podway.errors import UserError
 from podway.home import home
+from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.server import api
 from podway.server.http1 import Response, request
 
@@ -50,36 +51,21 @@ class Client:
         """Which server, and who you are to it."""
         return self._call("GET", "/v1/info", api.InfoReply)
 
-    def preview(self, body: api.LaunchBody) -> api.PreviewReply:
+    def preview(self, request: LaunchRequest) -> api.PreviewReply:
         """What a launch would do."""
-        return self._call("POST", "/v1/preview", api.PreviewReply, body)
+        return self._call("POST", "/v1/preview", api.PreviewReply, request)
 
-    def launch(
-        self,
-        task: Task,
-        *,
-        cluster: str | None = None,
-        provider: str | None = None,
-        files: tuple[FileTree, ...] = (),
-        setup: bool = True,
-        autostop: Autostop | None = None,
-        retry_until_up: bool = False,
-        valid_until_s: float | None = None,
-    ) -> api.LaunchReply:
-        """Make or take a cluster and queue the task on it; returns at once."""
-        # The name and the request's id are made here, so that a request sent twice makes one cluster and one job.
-        body = api.LaunchBody(
-            task=task,
-            cluster=cluster or default_name(os.environ.get("USER", "")),
-            provider=provider,
-            files=files,
-            setup=setup,
-            autostop=autostop,
-            retry_until_up=retry_until_up,
-            valid_until_s=valid_until_s,
-            request_id=_request_id(),
-        )
-        return self._call("POST", "/v1/launch", api.LaunchReply, body)
+    def launch(self, task: Task, *, files: tuple[FileTree, ...] = (), **options: Any) -> api.LaunchReply:
+        """Create or reuse a cluster and queue the task on it; returns at once. `options`: the fields of LaunchOptions."""
+        return self.submit(LaunchRequest(task=task, files=files, options=LaunchOptions(**options)))
+
+    def submit(self, request: LaunchRequest) -> api.LaunchReply:
+        """The same for a request that was previewed."""
+        # The name and the request's id are chosen here, so that a request sent twice creates one cluster and one job.
+        name = request.options.cluster or default_name(os.environ.get("USER", ""))
+        options = msgspec.structs.replace(request.options, cluster=name)
+        request = msgspec.structs.replace(request, options=options, request_id=request.request_id or _request_id())
+        return self._call("POST", "/v1/launch", api.LaunchReply, request)
 
     def execute(self, cluster: str, task: Task, files: tuple[FileTree, ...] = ()) -> api.LaunchReply:
         """Queue a task on a cluster that is up."""

@@ -19,10 +19,11 @@ from podway.control.heartbeat import rest_rule
 from podway.control.records import Cluster, shell_key
 from podway.control.store import Store
 from podway.control.strays import Strays
-from podway.control.verbs import Control, LaunchRequest
+from podway.control.verbs import Control
 from podway.errors import UserError
 from podway.hosts.blobs import BlobStore
 from podway.launch import Launch
+from podway.launch_options import LaunchRequest
 from podway.providers import Provider
 from podway.server import api, views
 from podway.task.task import Task
@@ -85,12 +86,12 @@ def info(call: Call) -> api.InfoReply:
 
 def preview(call: Call) -> api.PreviewReply:
     """What a launch would do, and the exact request; nothing is done."""
-    return views.preview_view(call.services.control.preview(_launch_request(call.body), call.caller.user))
+    return views.preview_view(call.services.control.preview(call.body, call.caller.user))
 
 
 def launch(call: Call) -> api.LaunchReply:
     """Make or take a cluster and queue the task on it."""
-    done = call.services.control.launch(_launch_request(call.body), call.caller.user)
+    done = call.services.control.launch(call.body, call.caller.user)
     return _launched(done)
 
 
@@ -257,11 +258,11 @@ ROUTES: tuple[Route, ...] = (
         path="/v1/preview",
         function=preview,
         summary="Plan a launch",
-        body=api.LaunchBody,
+        body=LaunchRequest,
         reply=api.PreviewReply,
     ),
     Route(
-        method="POST", path="/v1/launch", function=launch, summary="Launch", body=api.LaunchBody, reply=api.LaunchReply
+        method="POST", path="/v1/launch", function=launch, summary="Launch", body=LaunchRequest, reply=api.LaunchReply
     ),
     Route(
         method="GET",
@@ -367,20 +368,6 @@ ROUTES: tuple[Route, ...] = (
 )
 
 _ticks = threading.Event()  # never set: a sleep that a test may cut short
-
-
-def _launch_request(body: api.LaunchBody) -> LaunchRequest:
-    return LaunchRequest(
-        task=body.task,
-        cluster=body.cluster,
-        provider=body.provider,
-        files=body.files,
-        setup=body.setup,
-        autostop=body.autostop,
-        retry_until_up=body.retry_until_up,
-        valid_until_s=body.valid_until_s,
-        request_id=body.request_id,
-    )
 
 
 def _launched(done: Any) -> api.LaunchReply:

@@ -1,0 +1,30 @@
+"""A launch as one value: `LaunchRequest` is what the CLI and the Python client build, what POST /v1/launch and /v1/preview carry,
+and what `control/verbs.py` acts on. Nothing in between copies its fields.
+
+A leaf module: it imports only types, since every CLI command loads it.
+"""
+
+import msgspec
+
+from podway.hosts.manifest import FileTree
+from podway.task.task import Autostop, Task
+
+
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a person chooses for a launch, apart from what the task says."""
+
+    cluster: str | None = None  # name to create or reuse; None: a new name
+    provider: str | None = None  # takes precedence over the task's own placement
+    setup: bool = True
+    autostop: Autostop | None = None
+    retry_until_up: bool = False  # when every place has failed, start over until one has capacity
+    valid_until_s: float | None = None  # give up a queued request after this long
+
+
+class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task to run on a cluster, creating it if needed."""
+
+    task: Task
+    options: LaunchOptions = LaunchOptions()
+    files: tuple[FileTree, ...] = ()
+    request_id: str | None = None  # the same id twice is one job: a client may resend when a response was lost
