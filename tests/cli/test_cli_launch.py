@@ -322,8 +322,8 @@ def test_where_and_how_long_to_try(run: Run, stub: Stub) -> None:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("--valid-until", "soon"), "--valid-until 'soon' is no duration"),
-        (("--valid-until", "0h"), "--valid-until '0h' is no duration"),
+        (("--valid-until", "soon"), "--valid-until 'soon' is not a duration"),
+        (("--valid-until", "0h"), "--valid-until '0h' is not a duration"),
         (("--infra", "gcp/us-east5", "--zone", "us-east5-b"), "--infra gcp/us-east5 names a place"),
         (("--zone", "us-east5-b", "--region", "us-west1"), "us-east5-b is not in the region us-west1"),
         (("--model", "llama3-8b"), "--model is for --tpus auto"),

@@ -115,7 +115,7 @@ def test_a_config_json_of_another_architecture(verb: str, tmp_path: Path) -> Non
         (("train", "lama3.1-8b"), "unknown model"),
         (("train", "llama3.1-8b", "--batch", "0"), "batch is 0"),
         (("train", "llama3.1-8b", "--tpu", "v6e-9"), "There is no v6e-9"),
-        (("train", "llama3.1-8b", "--tokens", "many"), "is no number above 0"),
+        (("train", "llama3.1-8b", "--tokens", "many"), "is not a number above 0"),
         (("train", "llama3.1-8b", "--mesh", "fsdp=8"), "--mesh needs one slice"),
         (("train", "llama3.1-8b", "--tpu", "v6e-8", "--mesh", "rows=8"), "an axis 'rows'"),
         (("train", "llama3.1-8b", "--tpu", "v6e-8", "--mesh", "fsdp=4"), "there are 8"),
@@ -125,7 +125,7 @@ def test_a_config_json_of_another_architecture(verb: str, tmp_path: Path) -> Non
         (("finetune", "llama3.1-8b", "--int8-base"), "int8 weights cannot be trained"),
         (("serve", "llama3.1-405b", "--tpu", "v5e-8"), "no slice of 1 serves llama3.1-405b"),
         (("serve", "llama3.1-8b", "--rps", "0"), "rate is 0"),
-        (("serve", "llama3.1-8b", "--ttft", "soon"), "is no time above 0"),
+        (("serve", "llama3.1-8b", "--ttft", "soon"), "is not a duration above 0"),
         (("explain", "love"), "nothing is explained under 'love'"),
     ],
 )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from podway.hosts.ssh_config import config_text, include, write_config
-from podway.hosts.ssh_link import Endpoint
+from podway.hosts.ssh.config import config_text, include, write_config
+from podway.hosts.ssh.connections import Endpoint
 
 CLUSTERS = {
     "train": [

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from podway.errors import ProviderError, UserError
-from podway.hosts import ssh_remote
 from podway.hosts.blobs import BlobStore
 from podway.hosts.link import AgentLink
+from podway.hosts.ssh import remote
 from podway.hosts.sync import sync
 from podway.hosts.tree import scan
 from podway.order import Order
@@ -437,7 +437,7 @@ def test_a_server_killed_at_any_moment_leaves_nothing_unknown(lab: NetnsHosts, t
 
 
 def test_what_runs_on_machines_is_python_3_8() -> None:
-    ast.parse(ssh_remote.program(), feature_version=(3, 8))
+    ast.parse(remote.program(), feature_version=(3, 8))
 
 
 def test_without_asyncssh_the_hint_is_how_to_get_it(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 import click
 
 from podway.cli.options import cluster_argument
-from podway.cli.words import duration
 from podway.errors import UserError
+from podway.quantities import format_duration
 from podway.server.client import Client
 from podway.task.task import Autostop
 
@@ -30,7 +30,7 @@ def command(cluster: str, idle_minutes: float | None, down: bool, cancel: bool) 
     minutes = DEFAULT_MINUTES if idle_minutes is None else idle_minutes
     set_to = client.autostop(cluster, Autostop(idle_minutes=minutes, down=down))
     verb = "taken down" if down else "stopped"
-    click.echo(f"Cluster {cluster} will be {verb} after {duration(minutes * 60)} without a job.")
+    click.echo(f"Cluster {cluster} will be {verb} after {format_duration(minutes * 60)} without a job.")
     if set_to.rests_alone:
         click.echo("While no server runs, its head host does it.")
     elif not set_to.simulated:

@@ -8,7 +8,7 @@ import msgspec
 
 from podway.cli.options import output_option
 from podway.cli.tables import table
-from podway.cli.words import ago, count, duration
+from podway.quantities import format_ago, format_count, format_duration
 from podway.server.api import ClusterView, StrayView
 from podway.server.client import Client
 
@@ -47,8 +47,8 @@ def page(clusters: list[ClusterView], now: float, strays: Sequence[StrayView] = 
     rows: list[tuple[object, ...]] = [
         (
             cluster.name,
-            ago(cluster.created, now),
-            duration(cluster.billed_s),
+            format_ago(cluster.created, now),
+            format_duration(cluster.billed_s),
             cluster.resources,
             "TERMINATED" if cluster.state == "GONE" else cluster.state,
             _dollars(cluster, cluster.hourly_cost),
@@ -72,15 +72,15 @@ def _billing(clusters: list[ClusterView], strays: Sequence[StrayView]) -> str:
         return "Nothing is billing now."
     unknown = sum(1 for rate in rates if rate is None)
     sums = f"${sum(rate or 0.0 for rate in rates):,.2f}/h" + (f", and {unknown} at an unknown price" if unknown else "")
-    return f"Billing now: {sums} ({count(len(up), 'cluster')}, {count(len(rates) - len(up), 'stray')})"
+    return f"Billing now: {sums} ({format_count(len(up), 'cluster')}, {format_count(len(rates) - len(up), 'stray')})"
 
 
 def _stray_row(stray: StrayView, now: float) -> tuple[object, ...]:
     cost = _spent(stray, now)
     return (
         stray.name,
-        ago(stray.created, now),
-        duration(now - stray.created) if stray.created else None,
+        format_ago(stray.created, now),
+        format_duration(now - stray.created) if stray.created else None,
         f"{stray.kind} {stray.accelerator_type or ''}".strip(),
         "STRAY",
         None if stray.hourly_cost is None else f"${stray.hourly_cost:,.2f}",

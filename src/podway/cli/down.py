@@ -9,8 +9,8 @@ from podway.cli.choosing import chosen, for_each
 from podway.cli.options import cluster_names_argument, every_option, yes_option
 from podway.cli.screen import Screen
 from podway.cli.status import strays_page
-from podway.cli.words import count
 from podway.errors import UserError
+from podway.quantities import format_count
 from podway.server.client import Client
 
 
@@ -44,11 +44,11 @@ def _purge(client: Client, yes: bool) -> None:
     click.echo(strays_page(found, time.time()))
     if not found.strays:
         return
-    proceed(f"Deleting {count(len(found.strays), 'resource')} that no cluster accounts for.", yes=yes)
+    proceed(f"Deleting {format_count(len(found.strays), 'resource')} that no cluster accounts for.", yes=yes)
     with Screen() as screen:
         screen.wait("Deleting them")
         left = client.purge()
     if left.strays or left.unasked:
         why = "; ".join(f"{provider}: {reason}" for provider, reason in left.unasked.items()) or "they are still there"
-        raise UserError(f"{count(len(left.strays), 'resource')} could not be deleted: {why}", "run it again")
-    click.echo(f"Deleted {count(len(found.strays), 'resource')}; nothing is left.")
+        raise UserError(f"{format_count(len(left.strays), 'resource')} could not be deleted: {why}", "run it again")
+    click.echo(f"Deleted {format_count(len(found.strays), 'resource')}; nothing is left.")

@@ -6,8 +6,8 @@ from podway.cli.launching import Interaction, launch
 from podway.cli.options import cluster_option, output_option, yes_option
 from podway.cli.sizing import read_sized
 from podway.cli.task_options import task_options
-from podway.cli.words import seconds
 from podway.launch_options import LaunchOptions
+from podway.quantities import parse_duration
 from podway.task.environment import Overrides
 from podway.task.task import Autostop
 
@@ -69,7 +69,7 @@ def command(
         autostop=autostop_policy(idle_minutes, down),
         setup=not no_setup,
         retry_until_up=retry_until_up,
-        valid_until_s=None if valid_until is None else seconds(valid_until, "--valid-until"),
+        valid_until_s=None if valid_until is None else parse_duration(valid_until, "--valid-until"),
     )
     interaction = Interaction(yes=yes, detach=detach_run, dryrun=dryrun, raw=raw, json=output == "json")
     ctx.exit(launch(read_sized(entrypoint, overrides, model), options, interaction))

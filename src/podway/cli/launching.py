@@ -16,9 +16,9 @@ from podway.cli.sizing import tell_misfit
 from podway.cli.tables import table
 from podway.cli.uploading import upload
 from podway.cli.watching import Story, follow, tell_end
-from podway.cli.words import count
 from podway.control.records import ENDED
 from podway.launch_options import LaunchOptions, LaunchRequest
+from podway.quantities import format_count
 from podway.server.api import Frame, LaunchReply, OfferView, PreviewReply
 from podway.server.client import Client
 from podway.task.task import Task
@@ -96,7 +96,7 @@ def offers_page(preview: PreviewReply) -> str:
         for offer in shown
     ]
     headers = ("INFRA", "TPU", "TOPOLOGY", "HOSTS", "CHIPS", "COST ($/h)", "NOTE", "CHOSEN")
-    title = f"Considered resources ({count(preview.order.slices, 'slice')}):"
+    title = f"Considered resources ({format_count(preview.order.slices, 'slice')}):"
     left = len(preview.offers) - len(shown)
     more = f"\n... and {left} more" if left else ""
     return f"{title}\n{table(headers, rows, right=('HOSTS', 'CHIPS', 'COST ($/h)'))}{more}\n"
@@ -114,7 +114,7 @@ def _doing(preview: PreviewReply) -> str:
     if offer is None:
         return f"Launching cluster {preview.cluster}."
     place = f"{offer.provider} ({offer.zone})" if offer.zone else offer.provider
-    hosts = count(offer.hosts, "host")
+    hosts = format_count(offer.hosts, "host")
     note = f" {offer.note[:1].upper()}{offer.note[1:]}." if offer.note else ""
     return f"Launching cluster {preview.cluster}: {_accelerator(offer)} ({hosts}) on {place}.{note}"
 
@@ -147,7 +147,7 @@ def _tell_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
     queue = [one for one in client.jobs(cluster, limit=100) if one.exclusive]
     waiting = [one for one in queue if one.number < job and one.state not in ENDED]
     if waiting and any(one.number == job for one in queue):  # a job beside the queue waits for nobody
-        screen.line(f"{MORE} Waiting for {count(len(waiting), 'job')} ahead of it.")
+        screen.line(f"{MORE} Waiting for {format_count(len(waiting), 'job')} ahead of it.")
 
 
 def useful_commands(cluster: str, job: int | None) -> str:

@@ -1,7 +1,6 @@
 """`podway login`: from now on, commands go to a team's server."""
 
 import json
-import os
 import sys
 from http.client import HTTPException
 from urllib.parse import urlsplit
@@ -9,6 +8,7 @@ from urllib.parse import urlsplit
 import click
 
 from podway.errors import UserError
+from podway.files import write_atomically
 from podway.home import home
 from podway.server.client import Client
 
@@ -70,8 +70,4 @@ def _asked_token() -> str:
 def save_remote(url: str, token: str) -> None:
     """Only its owner can read it, and it is never there in part."""
     path = home() / "remote.json"
-    temp = path.with_name(f"remote.json.{os.getpid()}")
-    descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"url": url, "token": token}, file)
-    temp.replace(path)
+    write_atomically(path, json.dumps({"url": url, "token": token}).encode(), mode=0o600)

@@ -10,8 +10,8 @@ import click
 from podway.cli.options import cluster_argument
 from podway.cli.screen import Screen
 from podway.cli.watching import NOT_FOUND, exit_code, follow, tell_end
-from podway.cli.words import count
 from podway.errors import UserError
+from podway.quantities import format_count
 from podway.server.client import Client
 
 PHASES = ("setup", "run")
@@ -99,7 +99,7 @@ def _save(client: Client, screen: Screen, cluster: str, number: int, into: Path)
         for phase in (f"{phase}-{n}" if n > 1 else phase for n in attempts for phase in PHASES):
             screen.wait(f"Saving {phase} of rank {rank}")
             files += _save_one(client.output(cluster, number, rank, phase), place / f"rank-{rank}.{phase}.log")
-    screen.done(f"Saved {count(files, 'file')} in {place}")
+    screen.done(f"Saved {format_count(files, 'file')} in {place}")
 
 
 def _save_one(pieces: Iterator[bytes], path: Path) -> bool:

@@ -27,10 +27,10 @@ from podway.plan.finetune import DEFAULT_SEQUENCES, finetune_template
 from podway.plan.picking import nothing_serves, slices_named
 from podway.plan.plans import Plan, notes_on
 from podway.plan.plot import check_path, draw
-from podway.plan.quantities import parse_duration, readable
 from podway.plan.search import Search, Wish, nothing_fits, search_train
 from podway.plan.serve import Load, Precision, search_serve
 from podway.plan.t5 import T5_MODELS, search_t5
+from podway.quantities import format_number, parse_duration
 
 _STORED = {"bf16": "bfloat16", "int8": "int8", "fp8": "fp8", "int4": "int4"}
 _plot = click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the plans (.png or .svg).")
@@ -222,7 +222,7 @@ def _show(
         _print_json({"model": title, "plans": plans, "rejected": search.rejected, "notes": notes})
         return
     if wish.tokens is not None:
-        title += f"; {readable(wish.tokens)} tokens"
+        title += f"; {format_number(wish.tokens)} tokens"
     click.echo(train_page(title, search, wish, top=top, why=why, notes=notes))
 
 

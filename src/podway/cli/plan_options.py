@@ -9,10 +9,10 @@ from podway.cli.options import output_option
 from podway.errors import UserError
 from podway.model.families import known_models
 from podway.model.layout import MeshShape, parse_mesh
-from podway.plan.quantities import parse_amount, parse_batch, parse_tile
 from podway.plan.search import Wish
 from podway.plan.t5 import T5_MODELS
 from podway.plan.training import PROGRAMS, REMAT, Dtype, Optimizer, Training
+from podway.quantities import parse_amount, parse_batch, parse_tile
 
 F = TypeVar("F", bound=Callable[..., Any])
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "float32": "float32", "bfloat16": "bfloat16"}

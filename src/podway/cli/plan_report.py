@@ -7,10 +7,10 @@ from podway.model.params import active_count, count
 from podway.model.shape import ModelShape
 from podway.plan.memory import GIB, Memory
 from podway.plan.plans import Plan
-from podway.plan.quantities import dollars, readable, readable_hours, readable_seconds
 from podway.plan.search import Rejected, Search, Wish, deadline_met
 from podway.plan.serve import ENGINE_EFFICIENCY, ServePlan
 from podway.plan.steptime import StepTime
+from podway.quantities import format_dollars, format_hours, format_number, format_seconds
 
 
 def train_page(title: str, search: Search, wish: Wish, *, top: int, why: bool, notes: Sequence[str]) -> str:
@@ -49,15 +49,15 @@ def _row(plan: Plan, wish: Wish) -> list[object]:
         training.remat,
         optimizer,
         f"{memory.total / GIB:.1f}/{memory.limit / GIB:.1f}",
-        readable_seconds(plan.time.total),
-        readable(plan.tokens_per_second),
+        format_seconds(plan.time.total),
+        format_number(plan.tokens_per_second),
         f"{100 * plan.mfu:.1f}%",
-        dollars(plan.dollars_per_hour),
-        dollars(plan.dollars_per_million_tokens, 4),
+        format_dollars(plan.dollars_per_hour),
+        format_dollars(plan.dollars_per_million_tokens, 4),
     ]
     if wish.tokens is not None:
         late = "" if deadline_met(plan, wish) else " !"
-        row += [readable_hours(plan.hours(wish.tokens)) + late, dollars(plan.dollars(wish.tokens), 0)]
+        row += [format_hours(plan.hours(wish.tokens)) + late, format_dollars(plan.dollars(wish.tokens), 0)]
     return row
 
 
@@ -69,7 +69,7 @@ def _mesh_text(plan: Plan) -> str:
 def plan_page(plan: Plan, wish: Wish, notes: Sequence[str]) -> str:
     """One plan by part."""
     name = plan.slice.accelerator_type if plan.slices == 1 else f"{plan.slices} x {plan.slice.accelerator_type}"
-    batch = f"{plan.training.batch:,} sequences of {plan.training.seq:,} ({readable(plan.training.tokens)} tokens)"
+    batch = f"{plan.training.batch:,} sequences of {plan.training.seq:,} ({format_number(plan.training.tokens)} tokens)"
     lines = [
         f"{name} ({plan.slice.topology_text} a slice, {plan.chips:,} chips): {plan.mesh}, batch {batch}",
         f"  bound by {plan.time.binds}",
@@ -79,8 +79,8 @@ def plan_page(plan: Plan, wish: Wish, notes: Sequence[str]) -> str:
         time_table(plan.time),
     ]
     if wish.tokens is not None:
-        cost = dollars(plan.dollars(wish.tokens), 0)
-        lines += ["", f"{readable(wish.tokens)} tokens: {readable_hours(plan.hours(wish.tokens))}, ${cost or '-'}"]
+        cost = format_dollars(plan.dollars(wish.tokens), 0)
+        lines += ["", f"{format_number(wish.tokens)} tokens: {format_hours(plan.hours(wish.tokens))}, ${cost or '-'}"]
         if not deadline_met(plan, wish):
             lines.append("  ! later or dearer than asked; nothing searched does better")
     return "\n".join(lines + [f"  note: {note}" for note in notes])
@@ -106,9 +106,9 @@ def time_table(time: StepTime) -> str:
         if seconds or beside:
             text = f"{100 * seconds / time.total:.1f}%"
             if beside > 1e-6:
-                text += f"  (and {readable_seconds(beside)} beside the products)"
-            rows.append([f"  {name}", readable_seconds(seconds), text])
-    rows.append(["  total", readable_seconds(time.total), ""])
+                text += f"  (and {format_seconds(beside)} beside the products)"
+            rows.append([f"  {name}", format_seconds(seconds), text])
+    rows.append(["  total", format_seconds(time.total), ""])
     return table(["STEP", "TIME", ""], rows, right=(1,))
 
 
@@ -142,11 +142,11 @@ def serve_page(
             f"{plan.weights_bytes / GIB:.1f}/{plan.hbm_limit / GIB:.1f}",
             f"{plan.kv_tokens:,}",
             f"{plan.batch:.0f}",
-            readable_seconds(plan.ttft),
-            readable_seconds(plan.tpot),
-            readable(plan.output_tokens_per_second),
-            dollars(plan.dollars_per_hour),
-            dollars(plan.dollars_per_million),
+            format_seconds(plan.ttft),
+            format_seconds(plan.tpot),
+            format_number(plan.output_tokens_per_second),
+            format_dollars(plan.dollars_per_hour),
+            format_dollars(plan.dollars_per_million),
             plan.binds,
         ]
         for plan in plans[:top]

@@ -8,7 +8,7 @@ import msgspec
 from podway.cli.choosing import matching
 from podway.cli.options import cluster_names_argument, output_option
 from podway.cli.tables import table
-from podway.cli.words import ago, duration
+from podway.quantities import format_ago, format_duration
 from podway.server.api import JobView
 from podway.server.client import Client
 
@@ -48,9 +48,9 @@ def page(jobs: list[JobView], now: float) -> str:
             job.number,
             job.name,
             job.user,
-            ago(job.submitted, now),
-            ago(job.started, now),
-            duration((job.ended or now) - job.started) if job.started else None,
+            format_ago(job.submitted, now),
+            format_ago(job.started, now),
+            format_duration((job.ended or now) - job.started) if job.started else None,
             job.resources if job.exclusive else "beside the queue",
             job.state if job.attempt == 1 else f"{job.state} (attempt {job.attempt})",
         )

@@ -8,7 +8,7 @@ import msgspec
 from podway.cli.tables import table
 from podway.plan.memory import GIB
 from podway.plan.plans import Plan
-from podway.plan.quantities import readable, readable_seconds
+from podway.quantities import format_number, format_seconds
 from podway.rehearse.program import asynchronous
 from podway.rehearse.rehearsal import Rehearsal, Said
 from podway.rehearse.timeline import Estimate
@@ -80,15 +80,15 @@ def _planned_bytes(outcome: Outcome) -> str:
 
 
 def _times(outcome: Outcome, estimate: Estimate) -> list[str]:
-    planned = f" (planned {readable_seconds(outcome.plan.time.total)})" if outcome.plan else ""
-    span = f"{readable_seconds(estimate.low)} to {readable_seconds(estimate.high)}"
-    lines = [f"  step           {readable_seconds(estimate.point)}, between {span}{planned}"]
+    planned = f" (planned {format_seconds(outcome.plan.time.total)})" if outcome.plan else ""
+    span = f"{format_seconds(estimate.low)} to {format_seconds(estimate.high)}"
+    lines = [f"  step           {format_seconds(estimate.point)}, between {span}{planned}"]
     rate, mfu = outcome.tokens_per_second, outcome.mfu(estimate.point)
     if rate is not None and mfu is not None:
         least, most = outcome.mfu(estimate.high) or 0.0, outcome.mfu(estimate.low) or 0.0
-        speed = f"{readable(rate)} tokens/s, MFU {100 * mfu:.1f}% ({100 * least:.1f} to {100 * most:.1f})"
+        speed = f"{format_number(rate)} tokens/s, MFU {100 * mfu:.1f}% ({100 * least:.1f} to {100 * most:.1f})"
         lines.append(f"  speed          {speed}")
-    parts = [f"{PARTS[kind]} {readable_seconds(s)}" for kind, s in sorted(estimate.parts.items(), key=lambda p: -p[1])]
+    parts = [f"{PARTS[kind]} {format_seconds(s)}" for kind, s in sorted(estimate.parts.items(), key=lambda p: -p[1])]
     return [*lines, f"  of it          {', '.join(parts)}"]
 
 
@@ -117,7 +117,7 @@ def _buffers(said: Said) -> str:
 def top_table(estimate: Estimate, top: int) -> str:
     """The instructions that most of a step goes to."""
     rows = [
-        [f"  {one.what or one.name}", one.shape, one.kind, f"{one.times:,}", readable_seconds(one.seconds),
+        [f"  {one.what or one.name}", one.shape, one.kind, f"{one.times:,}", format_seconds(one.seconds),
          f"{100 * one.seconds / estimate.point:.1f}%"]
         for one in estimate.top[:top]
     ]  # fmt: skip
@@ -134,7 +134,7 @@ def short_table(outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         plan, estimate = outcome.plan, outcome.estimate
         fits = outcome.said.memory is not None and outcome.said.memory.fits
-        span = f"{readable_seconds(estimate.low)} to {readable_seconds(estimate.high)}" if estimate else ""
+        span = f"{format_seconds(estimate.low)} to {format_seconds(estimate.high)}" if estimate else ""
         rows.append(
             [
                 outcome.rehearsal.slice,
@@ -143,8 +143,8 @@ def short_table(outcomes: Sequence[Outcome]) -> str:
                 plan and plan.training.microbatches,
                 plan and f"{plan.memory.total / GIB:.2f}",
                 _compiled(outcome),
-                plan and readable_seconds(plan.time.total),
-                f"{readable_seconds(estimate.point)} ({span})" if estimate and fits else None,
+                plan and format_seconds(plan.time.total),
+                f"{format_seconds(estimate.point)} ({span})" if estimate and fits else None,
                 collectives_text(outcome.said),
             ]
         )

@@ -17,10 +17,10 @@ import msgspec
 
 from podway.cli.options import output_option
 from podway.cli.tables import table
-from podway.cli.words import ago
 from podway.errors import UserError
 from podway.home import home
 from podway.hosts.agent import processes
+from podway.quantities import format_ago
 from podway.server.api import InfoReply
 from podway.server.client import Client
 from podway.server.starting import start_server
@@ -157,7 +157,7 @@ def users(output: str) -> None:
         click.echo("No tokens yet; make one with: podway server token USER")
     else:
         now = time.time()
-        rows = [(one.user, "administrator" if one.admin else "user", ago(one.created, now)) for one in found]
+        rows = [(one.user, "administrator" if one.admin else "user", format_ago(one.created, now)) for one in found]
         click.echo(table(("USER", "ROLE", "SINCE"), rows))
 
 

@@ -8,7 +8,7 @@ import msgspec
 from podway.cli.choosing import matching
 from podway.cli.options import cluster_names_argument, output_option
 from podway.cli.tables import table
-from podway.cli.words import ago, count, duration
+from podway.quantities import format_ago, format_count, format_duration
 from podway.server.api import ClusterView, StraysReply
 from podway.server.client import Client
 from podway.task.task import Autostop
@@ -42,7 +42,9 @@ def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -
     if refresh:
         click.echo(strays_page(client.strays(), time.time()), err=output == "json")
     elif overview.strays:
-        click.echo(f"{count(overview.strays, 'resource')} belong to no cluster. See: podway status --refresh", err=True)
+        click.echo(
+            f"{format_count(overview.strays, 'resource')} belong to no cluster. See: podway status --refresh", err=True
+        )
 
 
 def strays_page(found: StraysReply, now: float) -> str:
@@ -57,7 +59,7 @@ def strays_page(found: StraysReply, now: float) -> str:
             f"{stray.provider}/{stray.zone}" if stray.zone else stray.provider,
             stray.accelerator_type,
             stray.condition,
-            ago(stray.created, now),
+            format_ago(stray.created, now),
         )
         for stray in found.strays
     ]
@@ -75,7 +77,7 @@ def page(clusters: list[ClusterView], now: float, verbose: bool = False) -> str:
             cluster.resources,
             f"{cluster.state} (recovering)" if cluster.recovering else cluster.state,
             autostop_text(cluster.autostop),
-            ago(cluster.created, now),
+            format_ago(cluster.created, now),
         )
         rows.append(row + (_more(cluster) if verbose else ()))
     return table(HEADERS + (MORE_HEADERS if verbose else ()), rows)
@@ -91,4 +93,4 @@ def autostop_text(rest: Autostop | None) -> str | None:
     """`10m`, `1h (down)`."""
     if rest is None:
         return None
-    return f"{duration(rest.idle_minutes * 60)}{' (down)' if rest.down else ''}"
+    return f"{format_duration(rest.idle_minutes * 60)}{' (down)' if rest.down else ''}"

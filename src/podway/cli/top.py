@@ -6,6 +6,7 @@ import msgspec
 from podway.cli.options import cluster_argument, output_option
 from podway.cli.tables import table
 from podway.errors import UserError
+from podway.quantities import format_bytes
 from podway.server.api import JobView
 from podway.server.client import Client
 
@@ -24,12 +25,12 @@ def command(cluster: str, job: int | None, output: str) -> None:
     client = Client()
     chosen = client.job(cluster, job) if job is not None else _latest(client.jobs(cluster), cluster)
     rows: list[tuple[object, ...]] = [
-        (end.rank, f"{end.cpu_s:.1f}", _size(end.max_rss), None, _how(end.code, end.signal, end.lost))
+        (end.rank, f"{end.cpu_s:.1f}", format_bytes(end.max_rss), None, _how(end.code, end.signal, end.lost))
         for end in chosen.exits
     ]
     if chosen.state in ("SETTING_UP", "RUNNING", "CANCELLING"):
         rows = [
-            (rank.rank, f"{rank.cpu_s:.1f}", _size(rank.rss), rank.processes, chosen.state)
+            (rank.rank, f"{rank.cpu_s:.1f}", format_bytes(rank.rss), rank.processes, chosen.state)
             for rank in client.usage(cluster, chosen.number)
         ]
     if output == "json":
@@ -45,10 +46,6 @@ def _latest(jobs: list[JobView], cluster: str) -> JobView:
         raise UserError(f"cluster {cluster} has had no job", f"run one: podway exec {cluster} COMMAND")
     running = [job for job in jobs if job.state in ("SETTING_UP", "RUNNING", "CANCELLING")]
     return (running or jobs)[-1]
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
 
 
 def _how(code: int | None, signal: int | None, lost: bool) -> str:

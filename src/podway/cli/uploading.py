@@ -13,12 +13,12 @@ from typing import Literal
 import msgspec
 
 from podway.cli.screen import Screen
-from podway.cli.words import count, size
 from podway.home import home
 from podway.hosts.agent.packs import FRAME
 from podway.hosts.manifest import FileTree
 from podway.hosts.tree import Scan, scan
 from podway.launch import WORKDIR
+from podway.quantities import format_bytes, format_count
 from podway.server.client import Client
 from podway.task.task import Bucket, LocalDir, Task
 
@@ -74,7 +74,7 @@ def upload(client: Client, screen: Screen, task: Task, *, mounts: bool = True) -
         sent = _send(client, screen, found, tree.manifest, manifest)
         for note in found.notes:
             screen.line(f"  Note: {source.path}: {note}")
-        what = f"{count(tree.count, 'file')}, {size(tree.size)}; {size(sent) if sent else 'nothing'} new"
+        what = f"{format_count(tree.count, 'file')}, {format_bytes(tree.size)}; {format_bytes(sent) if sent else 'nothing'} new"
         screen.done(f"Synced {source.kind}: {source.path} -> {tree.target} ({what})")
         trees.append(tree)
     return tuple(trees)
@@ -119,4 +119,4 @@ def _watched(pack: Iterator[bytes], screen: Screen, sent: int, total: int) -> It
     for piece in pack:
         yield piece
         sent += len(piece)
-        screen.wait(f"Uploading {size(min(sent, total))} of {size(total)}")
+        screen.wait(f"Uploading {format_bytes(min(sent, total))} of {format_bytes(total)}")

@@ -35,6 +35,7 @@ from podway.hosts.manifest import FileTree
 from podway.hosts.sync import sync
 from podway.hosts.tree import Manifest
 from podway.launch import WORKDIR, Launch
+from podway.quantities import format_bytes
 from podway.storage.attach import Attachment
 
 GRACE_S = 10.0  # between SIGTERM and SIGKILL, unless the task says otherwise
@@ -140,7 +141,7 @@ class Gang:
         trees = [tree for tree in self.job.files if tree.kind != "bucket"]
         if trees:
             total = sum(tree.size for tree in trees)
-            await self._note(f"Syncing {_files(trees)} ({_bytes(total)}) to {len(self.fleet.hosts)} host(s)")
+            await self._note(f"Syncing {_files(trees)} ({format_bytes(total)}) to {len(self.fleet.hosts)} host(s)")
             links = [session.link for session in self.fleet.sessions]
             for tree in trees:
                 manifest = Manifest.decode(await asyncio.to_thread(self.blobs.read, tree.manifest))
@@ -439,12 +440,3 @@ def _exit(rank: int, reply: dict[str, Any]) -> Exit:
 def _files(trees: Sequence[FileTree]) -> str:
     kinds = [tree.target for tree in trees]
     return ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
-
-
-def _bytes(size: int) -> str:
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return ""

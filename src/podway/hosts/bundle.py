@@ -12,12 +12,13 @@ import hashlib
 import importlib.util
 import io
 import marshal
-import os
 import zipfile
 from functools import cache
 from pathlib import Path
 
 import msgspec
+
+from podway.files import write_atomically
 
 PACKAGE = "podway_agent"
 _SOURCES = Path(__file__).parent / "agent"
@@ -40,10 +41,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
         if path.is_file() and path.read_bytes() == self.data:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(self.data)
-        temporary.chmod(0o755)
-        temporary.replace(path)
+        write_atomically(path, self.data, mode=0o755)
 
 
 @cache

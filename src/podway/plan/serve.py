@@ -27,8 +27,8 @@ from podway.plan.chips import Device, device_of
 from podway.plan.memory import GIB
 from podway.plan.network import place
 from podway.plan.plans import HOUR
-from podway.plan.quantities import readable_seconds
 from podway.plan.training import BYTES, COMPUTE_BYTES
+from podway.quantities import format_seconds
 
 HBM_FOR_SERVING = 0.9  # the engine's memory_fraction (podway.serve.build)
 SLOTS, PROMPT_TOKENS, MAX_LENGTH = 256, 2048, 8192  # its defaults: requests at once, prompt tokens of a step, context
@@ -152,7 +152,7 @@ def evaluate_serve(
     tpot = step / ENGINE_EFFICIENCY
     for name, value, most in (("TTFT", ttft, load.ttft), ("TPOT", tpot, load.tpot)):
         if most is not None and value > most:
-            return f"{name} of {readable_seconds(value)} is above {readable_seconds(most)} (tensor={tensor})"
+            return f"{name} of {format_seconds(value)} is above {format_seconds(most)} (tensor={tensor})"
     slices = ceil(replicas / copies)
     hourly = price_of(slice, spot=spot)
     total = None if hourly is None else hourly * slices

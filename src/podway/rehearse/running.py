@@ -30,6 +30,7 @@ import msgspec
 
 from podway.decoding import from_json
 from podway.errors import UserError
+from podway.files import write_atomically
 from podway.home import home
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.hlo import read_module
@@ -326,6 +327,4 @@ def keep(said: Said) -> None:
     """Put an answer on the shelf; what is there is replaced at once or not at all."""
     path = _shelf(said.key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-    part.write_bytes(gzip.compress(msgspec.json.encode(said)))
-    part.rename(path)
+    write_atomically(path, gzip.compress(msgspec.json.encode(said)))

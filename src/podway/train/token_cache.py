@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from podway.decoding import from_json
 from podway.errors import UserError
+from podway.files import write_atomically
 
 N = TypeVar("N", bound=np.generic)
 _FORMAT = 1  # part of every key: raise it when the layout or the meaning of these files changes
@@ -140,10 +141,7 @@ class TokenCache:
     def remember(self, stamp: str, content: str) -> None:
         """Write a note, whole or not at all."""
         with _told(self.place):
-            handle, name = tempfile.mkstemp(dir=self.place / "seen", prefix="partial-")
-            with os.fdopen(handle, "w") as stream:
-                stream.write(content)
-            Path(name).rename(self.place / "seen" / stamp)
+            write_atomically(self.place / "seen" / stamp, content.encode())
 
 
 def key_of(*facts: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from podway.errors import ProviderError
 from podway.hosts.link import Opener
-from podway.hosts.ssh_link import Endpoint, SshConnections
+from podway.hosts.ssh.connections import Endpoint, SshConnections
 from podway.order import Host
 from podway.providers import Shell
 from podway.providers.gcp.api import Cloud

@@ -20,7 +20,7 @@ from podway.catalog.prices import price_of
 from podway.catalog.slices import find_slice
 from podway.errors import ProviderError, UserError
 from podway.hosts.link import Opener
-from podway.hosts.ssh_config import config_text, include, write_config
+from podway.hosts.ssh.config import config_text, include, write_config
 from podway.order import Host, Order
 from podway.providers import Farewell, Found, Observation, Offer, Request, Shell, Step
 from podway.providers.gcp.api import EVERYWHERE, Cloud

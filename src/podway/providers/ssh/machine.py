@@ -1,6 +1,6 @@
 """One machine of a pool: claim it, start the agent on it, remove all of it; each one round trip over its connection.
 
-The doing on the machine is `podway.hosts.ssh_remote`, sent there and run by its python3. Here is the asking: what to send, and
+The doing on the machine is `podway.hosts.ssh.remote`, sent there and run by its python3. Here is the asking: what to send, and
 how each thing that can be wrong with a machine becomes one line a person can act on.
 """
 
@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 
 from podway.errors import ProviderError, UserError
-from podway.hosts import ssh_remote
 from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Opener
-from podway.hosts.ssh_config import ssh_command
-from podway.hosts.ssh_link import Endpoint, SshConnections
+from podway.hosts.ssh import remote
+from podway.hosts.ssh.config import ssh_command
+from podway.hosts.ssh.connections import Endpoint, SshConnections
 from podway.order import Host
 from podway.providers import Shell
 from podway.providers.ssh.pool import Machine
@@ -59,7 +59,7 @@ class MachineWork:
 
     def __init__(self, connections: SshConnections) -> None:
         self._connections = connections
-        self._program = ssh_remote.program()
+        self._program = remote.program()
         self.digest = hashlib.sha256(bundle().data).hexdigest()
 
     async def claim(self, machine: Machine, host_id: str, lease: dict[str, str]) -> Claimed:
@@ -121,19 +121,19 @@ class MachineWork:
 
     def opener(self, machine: Machine, home: str) -> Opener:
         """Streams to the agent of that home, over the machine's one connection."""
-        agent = ssh_remote.agent_path(home, self.digest)
+        agent = remote.agent_path(home, self.digest)
         relay = shlex.join(["python3", "-S", "-E", agent, "call", "--home", home])
-        return self._connections.opener(machine.endpoint, ssh_remote.socket_path(home), relay)
+        return self._connections.opener(machine.endpoint, remote.socket_path(home), relay)
 
     def shell(self, machine: Machine, home: str, env: dict[str, str], command: str | None) -> Shell:
         """The person's own ssh, with the pinned keys, into an environment as a job has it."""
         words = ["env", *(f"{key}={value}" for key, value in sorted({**env, "HOME": home}.items())), "bash", "-l"]
-        remote = f"cd {shlex.quote(f'{home}/{ssh_remote.WORKDIR}')} 2>/dev/null; exec " + shlex.join(words)
+        entered = f"cd {shlex.quote(f'{home}/{remote.WORKDIR}')} 2>/dev/null; exec " + shlex.join(words)
         if command is not None:
-            remote += " -c " + shlex.quote(command)
+            entered += " -c " + shlex.quote(command)
         terminal = ["-t"] if command is None else ["-T"]
         argv = ssh_command(machine.endpoint, self._connections.pins.path)
-        return Shell(argv=(argv[0], *terminal, *argv[1:], remote))
+        return Shell(argv=(argv[0], *terminal, *argv[1:], entered))
 
     async def remove(self, machine: Machine, host_id: str, lease: dict[str, str]) -> None:
         """End every process of the host, remove what was made, give the lease back."""
@@ -172,16 +172,16 @@ class MachineWork:
 
     async def _ask(self, machine: Machine, op: str, fields: dict[str, Any], body: bytes = b"") -> dict[str, Any]:
         line = json.dumps({**fields, "op": op, "size": len(body)}).encode("ascii") + b"\n"
-        command = ssh_remote.command(len(self._program))
+        command = remote.command(len(self._program))
         done = await self._connections.run(machine.endpoint, command, data=self._program + line + body)
         for text in reversed(done.out.decode(errors="replace").splitlines()):
-            if text.startswith(ssh_remote.REPLY):
-                reply: dict[str, Any] = json.loads(text.removeprefix(ssh_remote.REPLY))
+            if text.startswith(remote.REPLY):
+                reply: dict[str, Any] = json.loads(text.removeprefix(remote.REPLY))
                 if "error" in reply:
                     raise _refused(machine, reply)
                 return reply
-        if done.code in (NOT_FOUND, CANNOT_RUN, ssh_remote.OLD_PYTHON):
-            what = "a python3 older than 3.8" if done.code == ssh_remote.OLD_PYTHON else "no python3 that runs"
+        if done.code in (NOT_FOUND, CANNOT_RUN, remote.OLD_PYTHON):
+            what = "a python3 older than 3.8" if done.code == remote.OLD_PYTHON else "no python3 that runs"
             raise Unable(f"{place_of(machine)} has {what}", "install Python 3.8 or newer on the machine")
         said = (done.err or done.out.decode(errors="replace")).strip().splitlines()
         raise ProviderError(f"{place_of(machine)}: {said[-1] if said else f'python3 exited with {done.code}'}")

@@ -8,7 +8,7 @@ On this machine a cluster is a directory, PODWAY_HOME/ssh/clusters/NAME:
     placed.json      the machines that were claimed, in rank order
     ready            all agents answered once; written last
 
-On a machine there is a lease (ssh_remote.py): one cluster at a time has it, whoever asks, so that two people never use the same
+On a machine there is a lease (hosts/ssh/remote.py): one cluster at a time has it, whoever asks, so that two people never use the same
 chips unnoticed. The agent's home is the login's own home (or the pool's `home`), so `~` in a task is what a person expects there.
 `submit` takes the first slices whose machines are all free, all at once: a machine that is taken costs a look at the next slice.
 A machine that cannot be reached for a while is still ours: its jobs go on, and so does the cluster.
@@ -29,8 +29,8 @@ from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.files import write_atomically
 from podway.hosts.link import Opener
-from podway.hosts.ssh_config import config_text, include, write_config
-from podway.hosts.ssh_link import Endpoint, SshConnections
+from podway.hosts.ssh.config import config_text, include, write_config
+from podway.hosts.ssh.connections import Endpoint, SshConnections
 from podway.order import Host, Order
 from podway.providers import Found, Observation, Offer, Request, Shell, Step
 from podway.providers.ssh.machine import Claimed, Held, MachineWork, Unable, owner_of, who_am_i

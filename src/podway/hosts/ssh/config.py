@@ -4,13 +4,12 @@ The file lists every host of every ssh cluster, head first under the bare name, 
 goes. Host keys are those Podway pinned, so that a person's ssh asks nothing and refuses what Podway refuses.
 """
 
-import contextlib
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from podway.hosts.ssh_link import Endpoint
+from podway.files import write_atomically
+from podway.hosts.ssh.connections import Endpoint
 
 HEADER = "# Written by Podway when clusters come and go; changes made here are lost.\n"
 
@@ -50,11 +49,7 @@ def config_text(clusters: Mapping[str, Sequence[Endpoint]], known_hosts: Path) -
 
 def write_config(path: Path, text: str) -> None:
     """Whole or not at all, for its owner only, as ssh wants it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    temporary.replace(path)
+    write_atomically(path, text.encode(), mode=0o600)
 
 
 def include(path: Path, user_config: Path) -> bool:
@@ -72,13 +67,7 @@ def include(path: Path, user_config: Path) -> bool:
     user_config.parent.mkdir(mode=0o700, exist_ok=True)
     target = user_config.resolve()  # people keep it in a repository and link to it
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
-    temporary = target.with_name(f".{target.name}.podway")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(line + ("\n" if text else "") + text)
-    temporary.replace(target)
+    write_atomically(target, (line + ("\n" if text else "") + text).encode(), mode=mode)
     return True
 
 
