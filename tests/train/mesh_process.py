@@ -29,8 +29,8 @@ def train(made: Program, start: State, size: int) -> list[float]:
         state = jax.device_put(start, wanted)
         step = make_step(made, state)
         for number in range(STEPS):
-            state, told = step(state, batch(made, size, number), jnp.zeros((made.mesh.size,), jnp.int32))
-            numbers += [float(told.loss), float(told.grad_norm)]
+            state, metrics = step(state, batch(made, size, number), jnp.zeros((made.mesh.size,), jnp.int32))
+            numbers += [float(metrics.loss), float(metrics.grad_norm)]
         lies = jax.tree.map(lambda leaf: leaf.sharding, state)
         assert lies == wanted, "the next step would be another program"
     weights: list[np.ndarray[Any, Any]] = jax.device_get(jax.tree.leaves(state.trained))

@@ -39,16 +39,16 @@ def batch(made: Program, size: int, number: int = 0) -> dict[str, jax.Array]:
 
 
 def steps(made: Program, size: int, count: int = 2, *, same: bool = False) -> tuple[State, list[Any]]:
-    """(last state, what each step told)."""
-    told = []
+    """(last state, the metrics of each step)."""
+    metrics = []
     with jax.set_mesh(made.mesh):
         state = start_state(made)
         step = make_step(made, state)
         for number in range(count):
             rows = batch(made, size, 0 if same else number)
-            state, happened = step(state, rows, jnp.zeros((made.mesh.size,), jnp.int32))
-            told.append(jax.device_get(happened))
-    return state, told
+            state, one = step(state, rows, jnp.zeros((made.mesh.size,), jnp.int32))
+            metrics.append(jax.device_get(one))
+    return state, metrics
 
 
 def environment(devices: int = 1, **more: str) -> dict[str, str]:

@@ -54,7 +54,7 @@ def test_kernels_belong_to_machines() -> None:
 
 
 def test_paths_and_policies(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no directory"):
+    with pytest.raises(UserError, match="is not a directory"):
         check_settings(read_config(None, [f"model.weights={tmp_path}/none"]))
     with pytest.raises(UserError, match="no safetensors"):
         check_settings(read_config(None, [f"model.weights={tmp_path}"]))

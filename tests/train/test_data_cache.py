@@ -1,4 +1,4 @@
-"""The cache of tokens: made once, whole or not at all, and made anew when it is damaged."""
+"""The cache of tokens: made once, whole or not at all, and recreated when it is damaged."""
 
 import os
 import shutil
@@ -66,7 +66,7 @@ def test_tokens_are_made_once_and_follow_content(text: Path, tmp_path: Path, cou
 
 
 @pytest.mark.parametrize("damage", ["truncate", "garble", "missing", "empty", "swap"])
-def test_a_damaged_shard_is_made_anew(text: Path, tmp_path: Path, counted: list[int], damage: str) -> None:
+def test_a_damaged_shard_is_recreated(text: Path, tmp_path: Path, counted: list[int], damage: str) -> None:
     cache = tmp_path / "cache"
     first = batch_of(text, cache)
     (shard,) = shards(cache)
@@ -140,7 +140,7 @@ def test_who_is_killed_leaves_nothing_that_looks_whole(text: Path, tmp_path: Pat
     assert not shards(cache), "what nobody has touched for a day is cleared away"
 
 
-def test_notes_that_cannot_be_read_are_made_anew(text: Path, tmp_path: Path) -> None:
+def test_notes_that_cannot_be_read_are_recreated(text: Path, tmp_path: Path) -> None:
     cache = TokenCache(tmp_path / "cache")
     known = cache.content_of("stamp", [text])
     (cache.place / "seen" / "stamp").write_text("torn")

@@ -19,8 +19,8 @@ def test_the_loss_falls_and_the_base_stays(base: str) -> None:
     made = program([*WORDS, f"lora.base={base}"])
     with jax.set_mesh(made.mesh):
         before = jax.device_get(start_state(made).frozen)
-    state, told = steps(made, 4, 8, same=True)
-    assert float(told[-1].loss) < float(told[0].loss) - 0.3
+    state, metrics = steps(made, 4, 8, same=True)
+    assert float(metrics[-1].loss) < float(metrics[0].loss) - 0.3
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(jax.device_get(state.frozen)), strict=True):
         assert a.dtype == b.dtype and np.array_equal(a, b)
     if base == "int8":

@@ -91,12 +91,12 @@ def test_the_other_forms_of_a_record() -> None:
 @pytest.mark.parametrize(
     ("record", "what"),
     [
-        ({"messages": "hello"}, "is no conversation"),
+        ({"messages": "hello"}, "is not a conversation"),
         ({}, "no fields"),
         ({"messages": [{"content": "x"}]}, "has no role"),
         ({"messages": [7]}, "has no role"),
         ({"messages": [{"role": "user", "content": 3}]}, None),
-        ({"prompt": "x"}, "is no conversation"),
+        ({"prompt": "x"}, "is not a conversation"),
     ],
 )
 def test_bad_records_are_named(record: dict[str, Any], what: str | None) -> None:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read(arguments: Sequence[str]) -> TrainConfig:
-    """A file first, if the first word is no setting; then settings."""
+    """A file first, if the first word is not a setting; then settings."""
     file = arguments[0] if arguments and "=" not in arguments[0] else None
     return read_config(file, arguments[1:] if file is not None else arguments)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from podway.errors import UserError
-from podway.train.optional import need
+from podway.train.optional import require_module
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -34,7 +34,7 @@ class ChatTemplate:
     """One template, compiled."""
 
     def __init__(self, source: str, words: dict[str, str], name: str) -> None:
-        jinja2 = need("jinja2", "jinja2", f"the chat template {name}")
+        jinja2 = require_module("jinja2", "jinja2", f"the chat template {name}")
         self.source, self.name, self._words = source, name, words
         self._error = jinja2.TemplateError
         try:

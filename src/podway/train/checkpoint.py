@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
@@ -22,7 +22,7 @@ from etils import epath  # type: ignore[import-untyped]
 from orbax.checkpoint import checkpoint_managers as policies
 
 from podway.errors import UserError
-from podway.train.optional import need
+from podway.train.optional import require_module
 
 State = TypeVar("State")
 _MARKER = "commit_success.txt"  # written last by Orbax, on disks and in buckets alike
@@ -51,8 +51,8 @@ class Checkpointer:
             cleanup_tmp_directories=True,
         )
         if str(folder).startswith("gs://"):
-            need("gcsfs", "gcsfs", f"a checkpoint folder in a bucket ({folder})")
-        with self._told("open"):
+            require_module("gcsfs", "gcsfs", f"a checkpoint folder in a bucket ({folder})")
+        with self._user_errors("open"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._set_aside()
             handlers = {"state": ocp.StandardCheckpointHandler(), "extra": ocp.JsonCheckpointHandler()}
@@ -62,7 +62,7 @@ class Checkpointer:
         """Whether `save` would save this step without being forced."""
         return bool(self._every) and step % (self._every or 1) == 0
 
-    def save(self, step: int, state: Any, *, extra: dict[str, Any] | None = None, force: bool = False) -> bool:
+    def save(self, step: int, state: object, *, extra: dict[str, object] | None = None, force: bool = False) -> bool:
         """Begin to save, if this step is due or it is forced; whether it did.
 
         Returns once the arrays are copied off the devices, so that their memory may be given to the next step; the rest
@@ -70,7 +70,7 @@ class Checkpointer:
         """
         if not (force or self.due(step)) or step in self._manager.all_steps():
             return False
-        with self._told("save"):
+        with self._user_errors("save"):
             arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra or {}))
             return bool(self._manager.save(step, args=arguments, force=True))
 
@@ -83,13 +83,13 @@ class Checkpointer:
         """The last step that is whole."""
         return max(self.steps(), default=None)
 
-    def restore(self, step: int, abstract_state: State) -> tuple[State, dict[str, Any]]:
+    def restore(self, step: int, abstract_state: State) -> tuple[State, dict[str, object]]:
         """The state and the extra of a step.
 
         `abstract_state` is a tree of jax.ShapeDtypeStruct with shardings; the arrays come back in its types, on its
         devices.
         """
-        with self._told(f"read step {step} of"):
+        with self._user_errors(f"read step {step} of"):
             self._check(step, abstract_state)
             found = self._manager.restore(
                 step,
@@ -99,13 +99,13 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Until everything begun is on disk."""
-        with self._told("save"):
+        with self._user_errors("save"):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
     def close(self) -> None:
         """Wait, and let go of the folder."""
-        with self._told("save"):
+        with self._user_errors("save"):
             self._manager.close()
 
     def __enter__(self) -> "Checkpointer":
@@ -125,7 +125,7 @@ class Checkpointer:
                     place.rename(place.with_name(f"{place.name}.incomplete-{time.time_ns()}"))
         ocp.multihost.sync_global_processes("podway:checkpoints:set_aside")
 
-    def _check(self, step: int, abstract_state: Any) -> None:
+    def _check(self, step: int, abstract_state: object) -> None:
         """Names and shapes of the arrays must be those that were saved."""
         if step not in self.steps():
             known = ", ".join(map(str, self.steps())) or "none"
@@ -133,7 +133,7 @@ class Checkpointer:
         saved = _shapes(self._manager.item_metadata(step).state.tree)
         wanted = _shapes(abstract_state)
         wrong = [
-            f"{name} was {_said(saved.get(name))} and is now {_said(wanted.get(name))}"
+            f"{name} was {_shape_text(saved.get(name))} and is now {_shape_text(wanted.get(name))}"
             for name in sorted(saved.keys() | wanted.keys())
             if saved.get(name) != wanted.get(name)
         ]
@@ -145,40 +145,44 @@ class Checkpointer:
             )
 
     @contextmanager
-    def _told(self, deed: str) -> Iterator[None]:
+    def _user_errors(self, action: str) -> Iterator[None]:
         """What disks and damaged files say, in words; tensorstore tells errors apart only in its text."""
         try:
             yield
         except UserError:
             raise
         except Exception as error:
-            said = str(error)
-            if "No space left" in said or "ENOSPC" in said or "Disk quota" in said:
+            message = str(error)
+            if "No space left" in message or "ENOSPC" in message or "Disk quota" in message:
                 raise UserError(
                     f"no space is left for checkpoints in {self.folder}",
                     "free some, keep fewer of them (checkpoint.keep), or train into a folder on a larger disk",
                 ) from None
-            if isinstance(error, OSError) and (deed == "open" or not isinstance(error, FileNotFoundError)):
+            if isinstance(error, OSError) and (action == "open" or not isinstance(error, FileNotFoundError)):
                 raise UserError(
-                    f"cannot {deed} {self.folder}: {error.strerror or error}",
+                    f"cannot {action} {self.folder}: {error.strerror or error}",
                     "give a folder that you may read and write",
                 ) from None
-            if deed.startswith("read"):
-                others = [kept for kept in self.steps() if f"step {kept} " not in deed]
-                hint = f"remove that step's folder to continue from step {max(others)}" if others else "start anew"
-                raise UserError(f"cannot {deed} {self.folder}: {said.splitlines()[0][:300]}", hint) from error
+            if action.startswith("read"):
+                others = [kept for kept in self.steps() if f"step {kept} " not in action]
+                hint = (
+                    f"remove that step's folder to continue from step {max(others)}"
+                    if others
+                    else "start again in another output folder"
+                )
+                raise UserError(f"cannot {action} {self.folder}: {message.splitlines()[0][:300]}", hint) from error
             raise
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+def _shapes(tree: object) -> dict[str, tuple[int, ...]]:
     """Shapes by name; names are the same for tuples, dictionaries and classes of the same fields."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {".".join(_key(part) for part in path): tuple(leaf.shape) for path, leaf in leaves}
 
 
-def _key(part: Any) -> str:
+def _key(part: object) -> str:
     return str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part))))
 
 
-def _said(shape: tuple[int, ...] | None) -> str:
+def _shape_text(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else f"{list(shape)}"

@@ -84,6 +84,6 @@ def check_kernel(config: TrainConfig, platform: str, mesh: MeshShape) -> None:
 
 def _check_weights(folder: Path) -> None:
     if not folder.is_dir():
-        raise UserError(f"model.weights: {folder} is no directory", "download the model there first")
+        raise UserError(f"model.weights: {folder} is not a directory", "download the model there first")
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"model.weights: no safetensors in {folder}", "download the model there first")

@@ -134,7 +134,7 @@ class CheckpointConfig(Part, frozen=True, kw_only=True):
 
 
 class LoggingConfig(Part, frozen=True, kw_only=True):
-    """What is said while it runs."""
+    """What is logged while it runs."""
 
     every: Count = 1
     warmup: Amount = 3  # first steps, left out of averages: they compile and fill queues
@@ -142,7 +142,7 @@ class LoggingConfig(Part, frozen=True, kw_only=True):
     profile_at: Amount = 0  # the step at which a profile starts; 0: none
     profile_steps: Count = 3
     convention: Literal["causal", "full", "full-2023"] = "causal"  # of counting FLOPs (model/flops.py)
-    bad_steps: Count = 3  # steps with a loss that is no number, one after the other, before the run gives up
+    bad_steps: Count = 3  # steps with a loss that is not a number, one after the other, before the run gives up
 
 
 class EvaluationConfig(Part, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Rows by number: what row n of a run is, without end and without state (no jax).
 
-`Synthetic` makes random rows. A `Corpus` mixes sources by weight and shuffles each anew every epoch; a `Source` is the
+`Synthetic` makes random rows. A `Corpus` mixes sources by weight and reshuffles each every epoch; a `Source` is the
 rows of one stream of tokens.
 """
 
@@ -81,7 +81,7 @@ class Source:
 
 
 class Corpus:
-    """Sources mixed by weight, each shuffled anew every epoch."""
+    """Sources mixed by weight, each reshuffled every epoch."""
 
     def __init__(self, sources: Sequence[Source], weights: Sequence[float], seed: int | None) -> None:
         self._sources, self._seed = sources, seed

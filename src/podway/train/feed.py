@@ -6,15 +6,14 @@ opened as reader `process` of `processes` groups, and brings each group its own 
 of hosts, rows change places within the batch: the sum over a batch does not see it.
 """
 
-from typing import Any
-
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from podway.model.mesh import named_sharding
 from podway.train.step import Batch, Program
 
-Rows = dict[str, np.ndarray[Any, Any]]
+Rows = dict[str, NDArray[np.generic]]
 
 
 class Feed:
@@ -25,10 +24,10 @@ class Feed:
         self.packed = not program.config.data.synthetic  # a row of made-up tokens is one document: no mask to look up
         self.where = named_sharding(program.mesh, ("batch", "length"), self.dims, program.rules)
         held: dict[int, set[int]] = {}
-        device: Any
         for device, block in self.where.devices_indices_map(self.dims).items():
             assert block is not None
-            held.setdefault(device.process_index, set()).update(range(*block[0].indices(size)))
+            rows = range(*block[0].indices(size))
+            held.setdefault(device.process_index, set()).update(rows)  # type: ignore[attr-defined]
         groups = sorted({tuple(sorted(rows)) for rows in held.values()})
         apart = sum(map(len, groups)) == size and len({len(rows) for rows in groups}) == 1
         self.rows = tuple(sorted(held[jax.process_index()])) if apart else tuple(range(size))
@@ -40,8 +39,8 @@ class Feed:
         """One batch; `rows` are those of this host's group."""
         return {name: self._one(array) for name, array in model_inputs(rows, packed=self.packed).items()}
 
-    def _one(self, array: np.ndarray[Any, Any]) -> jax.Array:
-        def piece(block: tuple[slice, ...] | None) -> np.ndarray[Any, Any]:
+    def _one(self, array: NDArray[np.generic]) -> jax.Array:
+        def piece(block: tuple[slice, ...] | None) -> NDArray[np.generic]:
             assert block is not None
             first, last, _ = block[0].indices(self.dims[0])
             mine = [self._at[row] for row in range(first, last)]

@@ -61,8 +61,8 @@ def set_flags(
     environment: MutableMapping[str, str], generation: str | None, more: Iterable[str] = (), *, tuned: bool = True
 ) -> tuple[str, ...]:
     """Put the flags in the environment; the flags in force."""
-    said = environment.get("LIBTPU_INIT_ARGS", "").split()
-    chosen = flags_for(generation, (*more, *said), tuned=tuned) if generation else tuple(said)
+    given = environment.get("LIBTPU_INIT_ARGS", "").split()
+    chosen = flags_for(generation, (*more, *given), tuned=tuned) if generation else tuple(given)
     if chosen:
         environment["LIBTPU_INIT_ARGS"] = " ".join(chosen)
     if tuned:

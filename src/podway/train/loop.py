@@ -16,9 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jax
 import msgspec
@@ -32,60 +30,40 @@ from podway.model.params import count
 from podway.train import lora
 from podway.train.checks import check_fit, check_kernel, check_settings, resolve_mesh
 from podway.train.config import TrainConfig
-from podway.train.data import Data, open_data
+from podway.train.data import open_data
 from podway.train.devices import peak_flops
 from podway.train.feed import Feed
-from podway.train.hooks import Hook, Saving, hooks_of
+from podway.train.hooks import Hook, make_hooks
 from podway.train.metrics import Meter, ProgressBar
+from podway.train.run import Run
+from podway.train.saving import CheckpointHook
 from podway.train.settings import print_config
 from podway.train.shared import check_shared
 from podway.train.state import start_state
-from podway.train.step import Batch, Happened, Program, State, make_step
+from podway.train.step import Batch, Program, State, StepMetrics, make_step
 
 COMPILED_WITHIN_S = 3600  # a host that has not compiled its step an hour after another is lost
 STOPPED = 143  # as a shell counts a process that SIGTERM ended: an orchestrator sees that the run was not done
 
-Step = Callable[[State, Batch, jax.Array], tuple[State, Happened]]
-
-
-@dataclass
-class Run:
-    """A run that is ready for its first step."""
-
-    program: Program
-    feed: Feed
-    data: Data
-    state: State
-    meter: Meter
-    screen: ProgressBar
-    saving: Saving
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def folder(self) -> Path:
-        return self.program.config.folder
-
-    @property
-    def steps(self) -> int:
-        return self.program.config.schedule.steps
+Step = Callable[[State, Batch, jax.Array], tuple[State, StepMetrics]]
 
 
 def train(config: TrainConfig) -> int:
     """Train from a config to its end; the exit code."""
     check_settings(config)
-    run = prepare(config)
+    run, saving = prepare(config)
     with jax.set_mesh(run.program.mesh), _signals(run.stop):
-        hooks = hooks_of(run)
+        hooks = [saving, *make_hooks(run)]
         try:
             stopped = run_steps(run, hooks)
-            finish(run, stopped)
+            finish(run, saving, stopped)
         finally:
             for hook in hooks:
                 hook.close()
     return STOPPED if stopped else 0
 
 
-def prepare(config: TrainConfig) -> Run:
+def prepare(config: TrainConfig) -> tuple[Run, CheckpointHook]:
     """Everything that can fail before step 0 does it here."""
     shape = find_model(config.model.name)
     devices = jax.devices()
@@ -114,52 +92,52 @@ def prepare(config: TrainConfig) -> Run:
     )  # fmt: skip
     screen = ProgressBar(config.schedule.steps)
     if jax.process_index() == 0:
-        screen.say(print_config(config))
-        screen.say(f"mesh: {sizes} over {len(devices)} x {devices[0].device_kind}")
-        screen.say(f"number parameters: {count(shape) / 1e9:.3f} billion")
-        screen.say(f"data: {data.describe()}")
+        screen.print_line(print_config(config))
+        screen.print_line(f"mesh: {sizes} over {len(devices)} x {devices[0].device_kind}")
+        screen.print_line(f"number parameters: {count(shape) / 1e9:.3f} billion")
+        screen.print_line(f"data: {data.describe()}")
         for note in notes:
-            screen.say(f"note: {note}")
+            screen.print_line(f"note: {note}")
         flops = meter.flops / len(devices) / 1e12
-        screen.say(f"per step and device: {flops:.2f} TFLOPs ({config.logging.convention} attention)")
-    saving = Saving(config)
+        screen.print_line(f"per step and device: {flops:.2f} TFLOPs ({config.logging.convention} attention)")
+    saving = CheckpointHook(config)
     with jax.set_mesh(program.mesh):
         state = saving.restore(program, screen) or start_state(program)
-    return Run(program, feed, data, state, meter, screen, saving)
+    return Run(program, feed, data, state, meter, screen), saving
 
 
 def run_steps(run: Run, hooks: Sequence[Hook]) -> bool:
     """All steps that are left; True when the run was asked to stop before the last."""
     step, first = make_step(run.program, run.state), int(run.state.step)
-    pending: Happened | None = None
+    pending: StepMetrics | None = None
     began = time.monotonic()
     with run.data.prefetch(first) as batches:
         for number, rows in zip(range(first, run.steps), batches, strict=False):
             for hook in hooks:
                 hook.before(run, number)
-            arguments = (run.state, run.feed.place(rows), _asked(run))
+            arguments = (run.state, run.feed.place(rows), _stop_flags(run))
             if number == first and jax.process_count() > 1:
-                step = _together(step, arguments)
-            run.state, happened = step(*arguments)
+                step = _compile_on_all_hosts(step, arguments)
+            run.state, metrics = step(*arguments)
             del arguments  # the step has used the state up
             if pending is not None:
-                began = _told(run, hooks, number - 1, pending, began)
+                began = _publish(run, hooks, number - 1, pending, began)
                 if pending.stop:
                     break
-            pending = happened
+            pending = metrics
             if any(hook.wants(number) for hook in hooks):  # a hook needs this very state: do not run ahead of it
-                began = _told(run, hooks, number, happened, began)
+                began = _publish(run, hooks, number, metrics, began)
                 for hook in hooks:
                     hook.at(run, number)
                 pending, began = None, time.monotonic()
-                if happened.stop:
+                if metrics.stop:
                     break
     if pending is not None:
-        _told(run, hooks, int(run.state.step) - 1, happened, began)
+        _publish(run, hooks, int(run.state.step) - 1, metrics, began)
     return int(run.state.step) < run.steps
 
 
-def _together(step: Step, arguments: tuple[State, Batch, jax.Array]) -> Step:
+def _compile_on_all_hosts(step: Step, arguments: tuple[State, Batch, jax.Array]) -> Step:
     """The step, compiled on every host before any of them begins.
 
     Hosts compile for different lengths of time, and collectives between CPU devices give up on one that is 30 s late.
@@ -169,20 +147,20 @@ def _together(step: Step, arguments: tuple[State, Batch, jax.Array]) -> Step:
     return compiled
 
 
-def _told(run: Run, hooks: Sequence[Hook], number: int, happened: Happened, began: float) -> float:
+def _publish(run: Run, hooks: Sequence[Hook], number: int, metrics: StepMetrics, began: float) -> float:
     """Wait for a step, and tell the hooks what it said; the time at which it was done."""
-    told = jax.device_get(happened)
+    read = jax.device_get(metrics)
     now = time.monotonic()
     report = run.meter.report(
-        number, max(now - began, 1e-9), loss=float(told.loss), grad_norm=float(told.grad_norm),
-        rate=float(told.rate), good=bool(told.good),
+        number, max(now - began, 1e-9), loss=float(read.loss), grad_norm=float(read.grad_norm),
+        rate=float(read.rate), good=bool(read.good),
     )  # fmt: skip
     for hook in hooks:
         hook.after(run, report)
     return now
 
 
-def _asked(run: Run) -> jax.Array:
+def _stop_flags(run: Run) -> jax.Array:
     """One number for each device: whether its host was asked to stop."""
     mesh = run.program.mesh
     where = jax.sharding.NamedSharding(mesh, spec(mesh.axis_names))
@@ -190,21 +168,21 @@ def _asked(run: Run) -> jax.Array:
     return jax.make_array_from_callback((mesh.size,), where, lambda _: mine)
 
 
-def finish(run: Run, stopped: bool) -> None:
+def finish(run: Run, saving: CheckpointHook, stopped: bool) -> None:
     """Save, export, and say how it went."""
-    run.saving.save(run)
-    run.saving.wait()
+    saving.save(run)
+    saving.wait()
     config = run.program.config
     if stopped:
-        run.screen.say(f"asked to stop: left after step {int(run.state.step) - 1} of {run.steps}")
+        run.screen.print_line(f"asked to stop: left after step {int(run.state.step) - 1} of {run.steps}")
     elif config.checkpoint.export:
         from podway.model.export import save_weights  # a run that exports nothing needs no safetensors
 
         source = Path(config.model.weights).expanduser() if config.model.weights else None
         kind = config.checkpoint.export_dtype
         save_weights(final_weights(run), run.program.shape, run.folder / "model", source=source, dtype=np.dtype(kind))
-        run.screen.say(f"exported to {run.folder / 'model'}")
-    run.screen.say(run.meter.block(run.data.epoch(int(run.state.step))))
+        run.screen.print_line(f"exported to {run.folder / 'model'}")
+    run.screen.print_line(run.meter.block(run.data.epoch(int(run.state.step))))
 
 
 def final_weights(run: Run) -> Tree:
@@ -225,7 +203,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
         yield
         return
 
-    def ask(number: int, _: Any) -> None:
+    def ask(number: int, _: object) -> None:
         if number == signal.SIGINT and stop.is_set():
             raise KeyboardInterrupt
         stop.set()

@@ -10,10 +10,11 @@ made once (not again in the backward pass, as checkpointing would), and at most 
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from podway.model.layout import Rules
 from podway.model.mesh import constrain, context_mesh
@@ -22,7 +23,10 @@ from podway.model.mesh import constrain, context_mesh
 # matrix once, so few large chunks are fast: on an H200 with a vocabulary of 128k, 1,000 tokens a chunk spend a quarter of
 # the loss on that, 8,000 a thirtieth.
 LOGITS_SHARE = 1 / 32
-SOME_MEMORY = 16e9  # where a device does not tell how much it has
+SOME_MEMORY = 16e9  # where a device's memory is not known
+
+Pair = tuple[jax.Array, jax.Array]
+Triple = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Head(NamedTuple):
@@ -33,11 +37,11 @@ class Head(NamedTuple):
     softcap: float | None = None
     z: float = 0.0
     chunks: int = 1
-    kept: Any = jnp.float32  # the type that a chunk of logits has in memory
+    kept: DTypeLike = jnp.float32  # the type that a chunk of logits has in memory
 
 
 def choose_chunks(
-    batch: int, length: int, vocab: int, memory: float | None, asked: int = 0, kept: Any = jnp.float32
+    batch: int, length: int, vocab: int, memory: float | None, asked: int = 0, kept: DTypeLike = jnp.float32
 ) -> int:
     """The fewest equal parts of a sequence whose logits, on one device, take no more than LOGITS_SHARE of it."""
     mesh = context_mesh()
@@ -65,25 +69,24 @@ def cross_entropy(
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _cross_entropy(
     head: Head, rules: Rules, hidden: jax.Array, matrix: jax.Array, targets: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    def chunk(sums: tuple[jax.Array, jax.Array], part: Any) -> tuple[tuple[jax.Array, jax.Array], None]:
+) -> Pair:
+    def chunk(sums: Pair, part: Triple) -> tuple[Pair, None]:
         x, t, w = part
         lost, entropy, _ = _losses(_logits(x, matrix, head, rules), t, w, head)
         return (sums[0] + lost.sum(), sums[1] + entropy.sum()), None
 
     zero = jnp.zeros((), jnp.float32)
-    parts = tuple(_cut(a, head.chunks, rules) for a in (hidden, targets, weights))
+    parts = _cut(hidden, head.chunks, rules), _cut(targets, head.chunks, rules), _cut(weights, head.chunks, rules)
     sums, _ = jax.lax.scan(chunk, (zero, zero), parts)
     return sums
 
 
 def _forward(
     head: Head, rules: Rules, hidden: jax.Array, matrix: jax.Array, targets: jax.Array, weights: jax.Array
-) -> tuple[Any, Any]:
+) -> tuple[Pair, Pair]:
     """The loss, and its gradients for a cotangent of 1."""
-    Carry = tuple[jax.Array, jax.Array, jax.Array]
 
-    def chunk(carry: Carry, part: Any) -> tuple[Carry, jax.Array]:
+    def chunk(carry: Triple, part: Triple) -> tuple[Triple, jax.Array]:
         loss, entropy, d_matrix = carry
         x, t, w = part
         raw = _logits(x, matrix, head, rules)
@@ -95,14 +98,14 @@ def _forward(
         d_matrix = d_matrix + jnp.einsum(summed, *operands, preferred_element_type=jnp.float32)
         return (loss + lost.sum(), entropy + plain.sum(), d_matrix), d_x
 
-    parts = tuple(_cut(a, head.chunks, rules) for a in (hidden, targets, weights))
+    parts = _cut(hidden, head.chunks, rules), _cut(targets, head.chunks, rules), _cut(weights, head.chunks, rules)
     zero = jnp.zeros((), jnp.float32)
     start = (zero, zero, jnp.zeros(matrix.shape, jnp.float32))
     (loss, entropy, d_matrix), d_hidden = jax.lax.scan(chunk, start, parts)
     return (loss, entropy), (_joined(d_hidden, hidden.shape, rules), d_matrix.astype(matrix.dtype))
 
 
-def _backward(head: Head, rules: Rules, saved: Any, cotangents: tuple[jax.Array, jax.Array]) -> Any:
+def _backward(head: Head, rules: Rules, saved: Pair, cotangents: Pair) -> tuple[jax.Array, jax.Array, None, None]:
     d_hidden, d_matrix = saved
     by = cotangents[0]
     return by.astype(d_hidden.dtype) * d_hidden, by.astype(d_matrix.dtype) * d_matrix, None, None

@@ -1,4 +1,4 @@
-"""What a run tells about itself: a line a step, `metrics.jsonl`, TensorBoard, and the block at the end (no jax).
+"""What a run reports about itself: a line a step, `metrics.jsonl`, TensorBoard, and the block at the end (no jax).
 
 `Meter` turns the time and loss of a step into rates. The first steps compile and fill queues, so they are shown but left
 out of every average. FLOPs are those of the model by the named convention (`model/flops.py`); recomputation counts
@@ -117,7 +117,7 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest // 100:02d}.{rest % 100:02d}"
 
 
-class Journal:
+class MetricsWriter:
     """`metrics.jsonl` and the TensorBoard file of a run; one host writes them."""
 
     def __init__(self, folder: Path, *, tensorboard: bool) -> None:
@@ -156,7 +156,7 @@ class Journal:
 
 
 class ProgressBar:
-    """One line at the foot of a terminal; nothing where output is no terminal."""
+    """One line at the foot of a terminal; nothing where output is not a terminal."""
 
     def __init__(self, total: int) -> None:
         self.total, self.shown = total, sys.stderr.isatty()
@@ -170,7 +170,7 @@ class ProgressBar:
             sys.stderr.write(f"\r\033[K{text}")
             sys.stderr.flush()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """A line above the bar."""
         if self.shown:
             sys.stderr.write("\r\033[K")

@@ -6,7 +6,7 @@ from typing import Any
 from podway.errors import UserError
 
 
-def need(module: str, package: str, what: str) -> Any:
+def require_module(module: str, package: str, what: str) -> Any:
     """The module; `what` is the thing that needs it, and `package` what to install."""
     try:
         return importlib.import_module(module)

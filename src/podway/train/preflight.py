@@ -79,7 +79,7 @@ def refuse_elsewhere(environment: Mapping[str, str]) -> None:
     """These commands change a machine: only a real TPU host may have them."""
     if environment.get("PODWAY_SIMULATED") != "0":
         raise UserError(
-            "this is no TPU host that Podway launched",
+            "this is not a TPU host that Podway launched",
             "run it inside a task on a real slice, or run the commands by hand",
         )
 

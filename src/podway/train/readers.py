@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from podway.errors import UserError
-from podway.train.optional import need
+from podway.train.optional import require_module
 from podway.train.sources import SourceFile, bucket_client
 from podway.train.tf_example import parse_example
 
@@ -35,9 +35,9 @@ def read(file: SourceFile, local: Path) -> Iterator[Item]:
     except Exception as error:  # gzip says EOFError for a file that was cut short; zstandard has a class of its own
         if not isinstance(error, OSError | EOFError) and type(error).__name__ != "ZstdError":
             raise
-        said = error.strerror if isinstance(error, OSError) and error.strerror else error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(
-            f"cannot read {file.path}: {said}", "check its permissions, copy it again, or leave it out"
+            f"cannot read {file.path}: {reason}", "check its permissions, copy it again, or leave it out"
         ) from None
 
 
@@ -79,7 +79,7 @@ def _open(path: Path, name: str) -> IO[bytes]:
     if path.suffix == ".gz":
         return gzip.open(path, "rb")  # type: ignore[return-value]
     if path.suffix == ".zst":
-        zstandard = need("zstandard", "zstandard", name)
+        zstandard = require_module("zstandard", "zstandard", name)
         return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(open(path, "rb")))
     return open(path, "rb")
 
@@ -147,8 +147,8 @@ def _json_list(path: Path, name: str) -> Iterator[Item]:
 
 
 def _parquet(path: Path, name: str) -> Iterator[Item]:
-    arrow = need("pyarrow", "pyarrow", name)
-    parquet = need("pyarrow.parquet", "pyarrow", name)
+    arrow = require_module("pyarrow", "pyarrow", name)
+    parquet = require_module("pyarrow.parquet", "pyarrow", name)
 
     try:
         with parquet.ParquetFile(path) as file:
@@ -161,7 +161,7 @@ def _parquet(path: Path, name: str) -> Iterator[Item]:
 
 def _arrow(path: Path, name: str) -> Iterator[Item]:
     """Both forms of Arrow IPC: files begin with ARROW1, streams (which Hugging Face writes) do not."""
-    arrow = need("pyarrow", "pyarrow", name)
+    arrow = require_module("pyarrow", "pyarrow", name)
     try:
         with arrow.memory_map(str(path)) as source:
             if source.read(6) == b"ARROW1":
@@ -183,7 +183,7 @@ def _rows(name: str, batches: Iterator[Any]) -> Iterator[Item]:
 
 
 def _array_record(path: Path, name: str) -> Iterator[Item]:
-    module = need("array_record.python.array_record_module", "array_record", name)
+    module = require_module("array_record.python.array_record_module", "array_record", name)
     try:
         reader = module.ArrayRecordReader(str(path))
     except (RuntimeError, ValueError) as error:

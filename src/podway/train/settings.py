@@ -10,7 +10,7 @@ import re
 import types
 from collections.abc import Sequence as Words
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, TypeAlias, Union, get_args, get_origin
 
 import msgspec
 
@@ -20,12 +20,13 @@ from podway.task.fields import did_you_mean
 from podway.task.yamlfile import Mapping, Node, Scalar, Sequence, parse
 from podway.train.config import TrainConfig
 
+Plain: TypeAlias = dict[str, "Value"]
+Value: TypeAlias = str | list["Value"] | Plain | None  # what YAML holds before types are known
+
 
 def read_config(file: str | None, words: Words[str] = ()) -> TrainConfig:
     """The run that a file (or none) and `key=value` words describe."""
-    tree: dict[str, Any] = {}
-    if file is not None:
-        tree = _read_file(file)
+    tree = _read_file(file) if file is not None else {}
     for word in words:
         _override(tree, word)
     return _convert(tree, file or "the command line")
@@ -38,7 +39,7 @@ def print_config(config: TrainConfig) -> str:
     return "\n".join(lines)
 
 
-def _flatten(value: Any, path: str, lines: list[str]) -> None:
+def _flatten(value: object, path: str, lines: list[str]) -> None:
     if isinstance(value, dict):
         for key, inner in value.items():
             _flatten(inner, f"{path}.{key}" if path else key, lines)
@@ -47,7 +48,7 @@ def _flatten(value: Any, path: str, lines: list[str]) -> None:
         lines.append(f"{path}={text}")
 
 
-def _read_file(file: str) -> dict[str, Any]:
+def _read_file(file: str) -> Plain:
     try:
         data = Path(file).read_bytes()
     except OSError as error:
@@ -68,36 +69,40 @@ def _is_setting(word: str) -> bool:
     return any(line.partition("=")[0] == word for line in print_config(TrainConfig()).splitlines())
 
 
-def _override(tree: dict[str, Any], word: str) -> None:
+def _override(tree: Plain, word: str) -> None:
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise UserError(f"{word!r} is not a setting", "write key=value, such as schedule.steps=100")
     documents = parse(text, key)
     node: Node = documents[0] if documents else Scalar(line=1, column=1, text="null", kind="null")
-    *rooms, last = key.removeprefix("--").split(".")
-    kind: Any = TrainConfig
+    *sections, last = key.removeprefix("--").split(".")
+    kind: object = TrainConfig
     here = tree
-    for depth, room in enumerate(rooms):
-        kind = _inside(kind, room, ".".join(rooms[:depth]), "the command line")
-        here = here.setdefault(room, {})
-        if not isinstance(here, dict):
-            raise UserError(f"{key!r} goes into {room}, which is a single value", "see docs/training.md for the keys")
-    kind = _inside(kind, last, ".".join(rooms), "the command line")
+    for depth, section in enumerate(sections):
+        kind = _inside(kind, section, ".".join(sections[:depth]), "the command line")
+        inside = here.setdefault(section, {})
+        if not isinstance(inside, dict):
+            raise UserError(
+                f"{key!r} goes into {section}, which is a single value", "see docs/training.md for the keys"
+            )
+        here = inside
+    kind = _inside(kind, last, ".".join(sections), "the command line")
     value = _plain(node, kind, key, "the command line")
-    if isinstance(value, dict) and isinstance(here.get(last), dict):
-        here[last] = here[last] | value
+    before = here.get(last)
+    if isinstance(value, dict) and isinstance(before, dict):
+        here[last] = before | value
     else:
         here[last] = value
 
 
-def _plain(node: Node, kind: Any, path: str, where: str) -> Any:
+def _plain(node: Node, kind: object, path: str, where: str) -> Value:
     """Nodes to plain values, with every key checked against `kind`."""
     if isinstance(node, Scalar):
         return None if node.kind == "null" else node.text
     if isinstance(node, Sequence):
         return [_plain(item, None, path, where) for item in node.items]
     assert isinstance(node, Mapping)
-    plain = {}
+    plain: Plain = {}
     for key, entry in node.entries.items():
         place = f"{where}:{entry.key.line}:{entry.key.column}" if where != "the command line" else where
         inner = _inside(kind, key, path, place)
@@ -105,38 +110,38 @@ def _plain(node: Node, kind: Any, path: str, where: str) -> Any:
     return plain
 
 
-def _inside(kind: Any, key: str, path: str, where: str) -> Any:
+def _inside(kind: object, key: str, path: str, where: str) -> object:
     """The type of a key of a record; an unknown key is refused here."""
     record = _record(kind)
     if record is None:
         raise UserError(f"{where}: {path or 'this'} has no keys of its own", "see docs/training.md for the keys")
     fields = {field.name: field.type for field in msgspec.structs.fields(record)}
     if key not in fields:
-        room = f"{path} has no" if path else "there is no"
-        raise UserError(f"{where}: {room} setting {key!r}", did_you_mean(key, fields))
+        section = f"{path} has no" if path else "there is no"
+        raise UserError(f"{where}: {section} setting {key!r}", did_you_mean(key, fields))
     return fields[key]
 
 
-def _record(kind: Any) -> Any:
+def _record(kind: object) -> type[msgspec.Struct] | None:
     """The Struct in a type, `X | None` included."""
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     return next((o for o in options if isinstance(o, type) and issubclass(o, msgspec.Struct)), None)
 
 
-def _convert(tree: dict[str, Any], where: str) -> TrainConfig:
+def _convert(tree: Plain, where: str) -> TrainConfig:
     try:
         return from_plain(tree, TrainConfig, strict=False)
     except msgspec.ValidationError as error:
-        said, _, path = str(error).partition(" - at ")
+        message, _, path = str(error).partition(" - at ")
         key = path.strip("`").removeprefix("$").lstrip(".")
         choices = _choices(key)
         hint = "one of: " + ", ".join(choices) if choices else "see docs/training.md for what it may be"
-        raise UserError(f"{where}: {key}: {said.replace('`', '')}", hint) from None
+        raise UserError(f"{where}: {key}: {message.replace('`', '')}", hint) from None
 
 
 def _choices(key: str) -> list[str]:
     """The words that a setting may be, where it may be only a few."""
-    kind: Any = TrainConfig
+    kind: object = TrainConfig
     for part in re.findall(r"[a-z0-9_]+", key):
         record = _record(kind)
         kind = None if record is None else {f.name: f.type for f in msgspec.structs.fields(record)}.get(part)

@@ -45,7 +45,7 @@ def chat_documents(
     if isinstance(record.get("text"), str):
         return [_plain(Rendered(record["text"], [(0, len(record["text"]))]), tokenizer, answers_only)]
     raise UserError(
-        f"{item.where}: a record with {', '.join(sorted(record)) or 'no fields'} is no conversation",
+        f"{item.where}: a record with {', '.join(sorted(record)) or 'no fields'} is not a conversation",
         "it needs messages, or prompt and completion, or text; data.field names another field of messages",
     )
 

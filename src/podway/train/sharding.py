@@ -14,7 +14,7 @@ What data and slices repeat is summed once a step, after all microbatches.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,9 @@ from podway.model.layout import Axes, MeshShape, Rules, Spec, spec_on
 from podway.model.mesh import context_mesh, context_spec, mesh_axes, named_sharding, per_chip, spec
 from podway.model.params import Param, params
 from podway.model.shape import ModelShape
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MANUAL = ("slices", "data", "fsdp")
 
@@ -193,26 +196,30 @@ def laid_out(tree: Tree, shape: ModelShape, mesh: jax.sharding.Mesh, rules: Rule
     return unflat({name: one(name) for name in flat(tree)}, tree)
 
 
-def state_shardings(state: Any, shardings: Mapping[str, NamedSharding], dims: Mapping[str, tuple[int, ...]]) -> Any:
+def state_shardings(state: object, shardings: Mapping[str, NamedSharding], dims: Mapping[str, tuple[int, ...]]) -> Tree:
     """The sharding of every leaf of an optimizer's state: that of its parameter where it has its dimensions.
 
     Counters and the factored rows and columns of Adafactor are small, and whole on every device.
     """
     whole = NamedSharding(next(iter(shardings.values())).mesh, spec())
 
-    def one(path: Any, leaf: Any) -> NamedSharding:
+    def one(path: tuple[object, ...], leaf: jax.Array) -> NamedSharding:
         keys = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
         name = "/".join(keys)
         return shardings[name] if name in shardings and tuple(leaf.shape) == dims[name] else whole
 
-    return jax.tree_util.tree_map_with_path(one, state)
+    found: Tree = jax.tree_util.tree_map_with_path(one, state)
+    return found
 
 
-def on_each(f: Callable[..., Any], mesh: MeshShape, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+def on_each(f: Callable[P, T], mesh: MeshShape, in_specs: object, out_specs: object) -> Callable[P, T]:
     """`f` by hand over the axes of MANUAL; `f` itself where none of them is split."""
     if not is_split(mesh):
         return f
-    return jax.shard_map(f, in_specs=in_specs, out_specs=out_specs, axis_names=set(MANUAL), check_vma=False)
+    mapped: Callable[P, T] = jax.shard_map(
+        f, in_specs=in_specs, out_specs=out_specs, axis_names=set(MANUAL), check_vma=False
+    )
+    return mapped
 
 
 def _table(shape: ModelShape) -> dict[str, Param]:

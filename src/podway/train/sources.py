@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from podway.errors import UserError
-from podway.train.optional import need
+from podway.train.optional import require_module
 
 Kind = Literal["text", "jsonl", "parquet", "arrow", "array_record", "hf", "synthetic"]
 
@@ -58,13 +58,13 @@ def expand(path: str, kind: Kind | None) -> list[SourceFile]:
 def group(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
     """Neighbours put together until they are large enough to be a shard."""
     groups: list[list[SourceFile]] = []
-    room = 0
+    space = 0
     for file in files:
-        if not groups or room < file.size or groups[-1][0].kind != file.kind:
+        if not groups or space < file.size or groups[-1][0].kind != file.kind:
             groups.append([])
-            room = _GROUP_BYTES
+            space = _GROUP_BYTES
         groups[-1].append(file)
-        room -= file.size
+        space -= file.size
     return groups
 
 
@@ -92,7 +92,7 @@ def _expand_local(path: str, kind: Kind | None) -> list[SourceFile]:
         names = sorted(str(file) for file in place.rglob("*") if file.is_file() and not _hidden(file, place))
         known = [name for name in names if kind_of(name)]
         if not known and names and kind is None:
-            raise UserError(f"no file in {place} has a name that tells its kind", "set data.kind")
+            raise UserError(f"no file in {place} has a known file type", "set data.kind")
         return [_local(name, kind) for name in known or names]
     if place.exists():
         return [_local(str(place), kind)]
@@ -116,7 +116,7 @@ def _decided(name: str, kind: Kind | None) -> Kind:
     found = kind if kind not in (None, "hf") else kind_of(name)
     if found is None:
         raise UserError(
-            f"the name of {name} does not tell what kind of file it is",
+            f"cannot tell the file type of {name} from its name",
             "set data.kind to one of text, jsonl, parquet, arrow, array_record",
         )
     return found
@@ -165,7 +165,7 @@ def _nearest_folder(path: str) -> str:
 
 def bucket_client() -> Any:
     """A client of Google Cloud Storage."""
-    storage = need("google.cloud.storage", "google-cloud-storage", "a gs:// path")
+    storage = require_module("google.cloud.storage", "google-cloud-storage", "a gs:// path")
     try:
         return storage.Client()
     except Exception as error:  # google.auth has many ways to say that nobody is logged in

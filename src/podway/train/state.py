@@ -8,7 +8,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,13 +70,13 @@ def _state_of(program: Program, tree: Tree) -> State:
     return State(jnp.zeros((), jnp.int32), trained, program.optimizer.init(trained), frozen)
 
 
-def _shardings(program: Program, state: State) -> Any:
+def _shardings(program: Program, state: State) -> State:
+    """A sharding in the place of each array of the state."""
     trained = sharding.laid_out(state.trained, program.shape, program.mesh, program.rules)
     by_name = sharding.flat(trained)
     dims = {name: tuple(leaf.shape) for name, leaf in sharding.flat(state.trained).items()}
-    whole: Any = jax.sharding.NamedSharding(program.mesh, spec())
     return State(
-        step=whole,
+        step=jax.sharding.NamedSharding(program.mesh, spec()),  # type: ignore[arg-type]
         trained=trained,
         moments=sharding.state_shardings(state.moments, by_name, dims),
         frozen=sharding.laid_out(state.frozen, program.shape, program.mesh, program.rules),

@@ -1,10 +1,10 @@
-"""One training step: a pure function from (state, batch) to (state, what happened), compiled once and donated.
+"""One training step: a pure function from (state, batch) to (state, metrics), compiled once and donated.
 
 1. Weights are cast to the compute dtype once, each device its own piece.
 2. `shard_map` over the batch axes (`sharding.py`); inside, a scan over microbatches adds up gradients. The loss of a
    token is divided by the number of tokens of the whole step, so that microbatches and devices change nothing.
 3. The gradient's norm is clipped, the learning rate taken from the schedule, the optimizer applied.
-4. If the loss or the norm is no finite number, the weights and the optimizer's state stay as they were.
+4. If the loss or the norm is not finite, the weights and the optimizer's state stay as they were.
 
 With LoRA, `trained` holds the adapters and `frozen` the base; else `frozen` is empty. The gradient is that of `trained`.
 """
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
 from msgspec.structs import replace
 
 from podway.model import decoder
@@ -45,8 +46,8 @@ class State(NamedTuple):
     frozen: Tree
 
 
-class Happened(NamedTuple):
-    """What one step tells."""
+class StepMetrics(NamedTuple):
+    """What one step reports, still on the devices."""
 
     loss: jax.Array  # mean cross-entropy of a token
     grad_norm: jax.Array  # before clipping
@@ -98,7 +99,7 @@ class Program:
         return sharding.unflat({name: name not in plain for name in sharding.flat(tree)}, tree)
 
 
-def make_step(program: Program, like: State) -> Callable[[State, Batch, jax.Array], tuple[State, Happened]]:
+def make_step(program: Program, like: State) -> Callable[[State, Batch, jax.Array], tuple[State, StepMetrics]]:
     """The jitted step. Call it inside `jax.set_mesh(program.mesh)`; the state that goes in is used up.
 
     The state that comes back lies where `like` does, as what goes in must. Left to the compiler, small arrays would come back
@@ -114,23 +115,23 @@ def make_eval(program: Program) -> Callable[[State, Batch], tuple[jax.Array, jax
 
     def run(state: State, batch: Batch) -> tuple[jax.Array, jax.Array]:
         total = batch["loss_mask"].astype(jnp.float32).sum()
-        on_device = _by_hand(program, state, batch, partial(_evaluate, program))
+        on_device = _per_device(program, state, batch, partial(_evaluate, program))
         (entropy,) = on_device(_cast(program, state.trained), _cast(program, state.frozen), batch, jnp.ones(()))
         return entropy, total
 
     return jax.jit(run)
 
 
-def train_step(program: Program, state: State, batch: Batch, asked: jax.Array) -> tuple[State, Happened]:
+def train_step(program: Program, state: State, batch: Batch, stop_flags: jax.Array) -> tuple[State, StepMetrics]:
     """The step before it is compiled.
 
-    `asked` has one number for each device, above 0 where its host was asked to stop. Its maximum goes back to all hosts,
+    `stop_flags` has one number for each device, above 0 where its host was asked to stop. Its maximum goes back to all hosts,
     so that they stop after the same step.
     """
     config = program.config
     tokens = batch["loss_mask"].astype(jnp.float32).sum()
     each = 1 / jnp.maximum(tokens, 1)
-    on_device = _by_hand(program, state, batch, partial(_gradients, program))
+    on_device = _per_device(program, state, batch, partial(_gradients, program))
     entropy, gradients = on_device(_cast(program, state.trained), _cast(program, state.frozen), batch, each)
 
     norm = global_norm(gradients)
@@ -144,8 +145,8 @@ def train_step(program: Program, state: State, batch: Batch, asked: jax.Array) -
     trained, moments = jax.tree.map(
         lambda new, old: jnp.where(good, new, old), (trained, moments), (state.trained, state.moments)
     )
-    happened = Happened(loss, norm, rate, tokens, good, asked.max() > 0)
-    return State(state.step + 1, trained, moments, state.frozen), happened
+    metrics = StepMetrics(loss, norm, rate, tokens, good, stop_flags.max() > 0)
+    return State(state.step + 1, trained, moments, state.frozen), metrics
 
 
 def _on_gpu() -> bool:
@@ -162,7 +163,7 @@ def _policy(save: tuple[str, ...], offload: tuple[str, ...], *, cudnn: bool) -> 
         return remat_policy(save, offload)
     named = remat_policy(tuple(name for name in save if name != "context"), offload)
 
-    def policy(primitive: Any, *values: Any, **parameters: Any) -> Any:
+    def policy(primitive: Primitive, *values: object, **parameters: object) -> object:
         return primitive.name.startswith("dot_product_attention_fwd") or named(primitive, *values, **parameters)
 
     return policy
@@ -179,7 +180,7 @@ def _cast(program: Program, tree: Tree) -> Tree:
     return sharding.unflat({name: one(name, leaf) for name, leaf in sharding.flat(tree).items()}, tree)
 
 
-def _by_hand(program: Program, state: State, batch: Batch, f: Callable[..., Any]) -> Callable[..., Any]:
+def _per_device(program: Program, state: State, batch: Batch, f: Callable[..., Any]) -> Callable[..., Any]:
     """`f(trained, frozen, batch, each)` on every device of the batch axes; gradients come back where weights lie."""
 
     def specs(tree: Tree) -> Tree:

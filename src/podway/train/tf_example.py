@@ -14,7 +14,7 @@ class _Malformed(Exception):
 
 
 def parse_example(data: bytes) -> dict[str, object] | None:
-    """Features by name; a feature of one byte string is that string. None when this is no Example."""
+    """Features by name; a feature of one byte string is that string. None when this is not an Example."""
     try:
         features: dict[str, object] = {}
         for number, value in _fields(data):

@@ -75,14 +75,14 @@ class TokenCache:
 
     def __init__(self, place: Path) -> None:
         self.place = place
-        with _told(place):
+        with _user_errors(place):
             (place / "seen").mkdir(parents=True, exist_ok=True)
             for left in place.glob("partial-*"):
                 if _untouched(left):
                     shutil.rmtree(left, ignore_errors=True)
 
     def find(self, key: str) -> TokenShard | None:
-        """The shard of this key; one that is damaged is removed, so that it is made anew."""
+        """The shard of this key; one that is damaged is removed, so that it is recreated."""
         place = self.place / key
         try:
             return TokenShard(place)
@@ -95,7 +95,7 @@ class TokenCache:
             raise UserError(
                 f"cannot read {place}: {error.strerror}", "check its permissions, or set data.cache to another folder"
             ) from None
-        with _told(self.place):
+        with _user_errors(self.place):
             doomed = tempfile.mkdtemp(dir=self.place, prefix="damaged-")
             with suppress(FileNotFoundError):  # another host removed it first
                 place.rename(Path(doomed) / "shard")
@@ -104,10 +104,10 @@ class TokenCache:
 
     def write(self, key: str, documents: Iterable[Document], *, width: int, answers: bool) -> TokenShard:
         """Make the shard of this key from its documents."""
-        with _told(self.place):
+        with _user_errors(self.place):
             partial = Path(tempfile.mkdtemp(dir=self.place, prefix="partial-"))
         try:
-            with _told(self.place):
+            with _user_errors(self.place):
                 _write_files(partial, documents, width, answers)
                 partial.chmod(0o755)  # mkdtemp makes it private; other users of a shared cache may read
             try:
@@ -140,7 +140,7 @@ class TokenCache:
 
     def remember(self, stamp: str, content: str) -> None:
         """Write a note, whole or not at all."""
-        with _told(self.place):
+        with _user_errors(self.place):
             write_atomically(self.place / "seen" / stamp, content.encode())
 
 
@@ -195,7 +195,7 @@ def _map(file: Path, kind: type[N], count: int) -> NDArray[N]:
 
 
 @contextmanager
-def _told(place: Path) -> Iterator[None]:
+def _user_errors(place: Path) -> Iterator[None]:
     """What the disk refuses, in words."""
     try:
         yield

@@ -84,7 +84,7 @@ def _texts(items: Iterator[Item], tokenizer: Tokenizer, field: str) -> Iterator[
     for batch in _batches(items, field):
         for (_, ends), ids in zip(batch, tokenizer.encode([text for text, _ in batch]), strict=True):
             if begins and ends and not len(ids):
-                continue  # an empty text is no document
+                continue  # an empty text is not a document
             yield Document(np.concatenate([*([before] if begins else []), ids, *([after] if ends else [])]), ends=ends)
             begins = ends
 

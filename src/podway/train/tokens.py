@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podway.errors import UserError
-from podway.train.optional import need
+from podway.train.optional import require_module
 
 Ids = NDArray[np.uint32]
 
@@ -74,7 +74,7 @@ class FileTokenizer:
     """A Hugging Face tokenizer, read from tokenizer.json and, when it is there, tokenizer_config.json."""
 
     def __init__(self, file: Path) -> None:
-        tokenizers = need("tokenizers", "tokenizers", f"the tokenizer {file}")
+        tokenizers = require_module("tokenizers", "tokenizers", f"the tokenizer {file}")
         text = _read(file)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
