@@ -18,6 +18,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = {
     "facts": (
         "errors",
+        "extras",
         "crash",
         "decoding",
         "files",
@@ -37,6 +38,7 @@ LAYERS = {
 DEVICE = ("model", "train", "serve", "rehearse")
 NO_JAX = (
     "errors",
+    "extras",
     "crash",
     "decoding",
     "files",

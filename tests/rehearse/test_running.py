@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from podway import extras
 from podway.errors import UserError
 from podway.model.layout import parse_mesh
 from podway.plan.training import Adapters, Training
@@ -165,7 +166,7 @@ def test_as_many_at_once_as_the_memory_holds() -> None:
 
 
 def test_not_installed_is_one_line_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running.importlib.util, "find_spec", lambda name: None if name == "libtpu" else object())
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None if name == "libtpu" else object())
     with pytest.raises(UserError) as caught:
         check_installed()
     assert "libtpu" in caught.value.what and "podway[rehearse]" in caught.value.hint

@@ -4,9 +4,10 @@ Every command ends here, and each way to end has one look:
 
 1. a `UserError` is two lines on stderr, what is wrong and what to do, and exit 1;
 2. a mistake in the command line names the nearest command or option, and exits 2;
-3. Ctrl-C says that the job goes on, how to follow it and how to cancel it, and exits 130;
-4. a reader that went away (`podway logs x | head`) is silence;
-5. anything else is our own fault: one line, and exit 70; PODWAY_DEBUG=1 shows the traceback.
+3. a package that an extra brings and that is not installed is named with its extra, and exits 1;
+4. Ctrl-C says that the job goes on, how to follow it and how to cancel it, and exits 130;
+5. a reader that went away (`podway logs x | head`) is silence;
+6. anything else is our own fault: one line, and exit 70; PODWAY_DEBUG=1 shows the traceback.
 """
 
 import io
@@ -74,6 +75,13 @@ def _invoke(arguments: list[str]) -> int:
         return FAILED
     except UserError as error:
         _complain(error.what, error.hint)
+        return FAILED
+    except ModuleNotFoundError as error:
+        from podway.extras import explain  # only an incomplete installation needs it
+
+        if (known := explain(error)) is None:
+            raise
+        _complain(known.what, known.hint)
         return FAILED
     except KeyboardInterrupt as error:
         _say("\n" + (str(error) or "Interrupted. What was already asked for goes on; see it with: podway status"))

@@ -17,6 +17,7 @@ import click
 from podway.cli.options import output_option
 from podway.cli.tables import table
 from podway.errors import UserError
+from podway.extras import require
 from podway.home import home
 from podway.sandbox.running import END_S, Running, SandboxError, find_sandbox, start_sandbox
 
@@ -72,15 +73,14 @@ def command() -> None:
 @click.option("--zone", default="us-east5-b", show_default=True, help="The zone that clients are told to use.")
 def up(hosts: str, speed: float, port: int, project: str, zone: str) -> None:
     """Start it, if it does not run."""
+    require("sandbox", "podway sandbox")
     running = find_sandbox(_place())
     if running is None:
         options = ["--hosts", hosts, "--speed", str(speed), "--port", str(port), "--project", project, "--zone", zone]
         try:
             running, _ = start_sandbox(_place(), *options)
         except SandboxError as error:
-            missing = "ModuleNotFoundError" in str(error)
-            hint = "pip install 'podway[sandbox]'" if missing else f"see {_place() / 'sandbox.log'}"
-            raise UserError(f"the sandbox did not start: {error}", hint) from None
+            raise UserError(f"the sandbox did not start: {error}", f"see {_place() / 'sandbox.log'}") from None
     click.echo(f"The sandbox runs at {running.rest} (gRPC {running.grpc}), its workers are: {running.machines}.")
     click.echo('Use it in this shell:  eval "$(podway sandbox env)"')
 

@@ -3,13 +3,12 @@
 The server is a program of its own (`python -m podway.serve`), since it needs jax and this command must start without it.
 """
 
-import importlib.util
 import os
 import sys
 
 import click
 
-from podway.errors import UserError
+from podway.extras import require
 from podway.serve.options import check, parser
 
 
@@ -32,8 +31,6 @@ def command(arguments: tuple[str, ...]) -> None:
     except SystemExit as end:
         raise click.exceptions.Exit(int(end.code or 0)) from None
     check(asked)
-    missing = [name for name in ("jax", "safetensors", "tokenizers") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"serving needs {', '.join(missing)}", "pip install 'podway[serve]'")
+    require("serve", "podway serve")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "podway.serve", *arguments])

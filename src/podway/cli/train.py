@@ -3,13 +3,12 @@
 The command checks what can be known without jax, then becomes `python -m podway.train`, which imports it.
 """
 
-import importlib.util
 import os
 import sys
 
 import click
 
-from podway.errors import UserError
+from podway.extras import require
 
 
 @click.command(name="train")
@@ -28,7 +27,7 @@ def command(config: str | None, settings: tuple[str, ...], check: bool) -> None:
       podway train finetune.yaml lora.rank=16 output=out/first
     """
     words = [word for word in (config, *settings) if word is not None]
-    _need("numpy", "jax")
+    require("train", "podway train")
     from podway.train.checks import check_settings  # numpy comes with it; no other verb should pay for that
     from podway.train.settings import print_config, read_config
 
@@ -40,9 +39,3 @@ def command(config: str | None, settings: tuple[str, ...], check: bool) -> None:
         return
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "podway.train", *words])
-
-
-def _need(*modules: str) -> None:
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            raise UserError(f"training needs {module}, which is not installed", "pip install 'podway[train]'")

@@ -20,6 +20,7 @@ from podway.control.records import Cluster, ClusterState, Event, Job
 from podway.control.tables import SCHEMA, clusters, events, info, jobs, meta, tokens, tries
 from podway.decoding import from_json
 from podway.errors import UserError
+from podway.extras import explain
 from podway.order import Order
 
 EVENTS_KEPT = 2000  # for each cluster; older ones are dropped as new ones come
@@ -36,7 +37,7 @@ def open_store(url: str) -> "Store":
     try:
         engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
     except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
-        raise UserError(
+        raise explain(error, "a PostgreSQL database") or UserError(
             f"cannot open the database {_safe(url)}: {error}", "give a sqlite:/// or postgresql:// URL"
         ) from None
     if engine.dialect.name == "sqlite":

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from podway.errors import UserError
+from podway.extras import load
 from podway.plan.memory import GIB
 from podway.plan.plans import Plan
 
@@ -24,10 +25,7 @@ def check_path(path: Path) -> None:
 
 def draw(plans: Sequence[Plan], title: str, path: Path) -> None:
     """Writes the picture."""
-    try:
-        import matplotlib  # 0.5 s and an extra that only --plot should pay for
-    except ImportError:
-        raise UserError("drawing needs matplotlib", "pip install 'podway[plot]'") from None
+    matplotlib = load("matplotlib", "plot", "--plot")  # 0.5 s that only --plot should pay for
     matplotlib.use("agg")
     from matplotlib import pyplot
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from podway.errors import UserError
+from podway.extras import EXTRAS, explain
 from podway.hosts.link import Opener
 from podway.order import Host, Order
 from podway.task.task import Resources
@@ -174,11 +175,8 @@ def open_provider(name: str, root: Path) -> Provider:
     try:
         make: Callable[[Path], Provider] = importlib.import_module(PROVIDERS[name]).open_provider
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "podway":
-            raise
-        raise UserError(
-            f"provider {name} needs {error.name}, which is not installed", f"run: pip install 'podway[{name}]'"
-        ) from None
+        extra = name if name in EXTRAS else ""
+        raise explain(error, f"provider {name}", extra, "on the server") or error from None
     return make(root)
 
 

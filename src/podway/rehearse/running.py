@@ -13,7 +13,6 @@ import contextlib
 import functools
 import gzip
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -30,6 +29,7 @@ import msgspec
 
 from podway.decoding import from_json
 from podway.errors import UserError
+from podway.extras import require
 from podway.files import write_atomically
 from podway.home import home
 from podway.rehearse.fabric import Fabric
@@ -59,12 +59,7 @@ Progress = Callable[[int, str], None]  # number of the rehearsal, what it is at
 
 def check_installed() -> None:
     """A UserError where the compiler is not here."""
-    missing = [name for name in ("jax", "libtpu") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"a rehearsal needs {' and '.join(missing)}, which this machine does not have",
-            "pip install 'podway[rehearse]'",
-        )
+    require("rehearse", "podway rehearse")
 
 
 def at_once(available: int | None = None, cores: int | None = None) -> int:

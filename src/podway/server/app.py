@@ -19,6 +19,7 @@ from starlette.routing import Route as StarletteRoute
 
 from podway.decoding import json_decoder
 from podway.errors import ProviderError, UserError
+from podway.extras import explain
 from podway.server import api, openapi
 from podway.server.routes import ROUTES, Call, Caller, Route, Services
 from podway.server.streams import Streams
@@ -82,7 +83,10 @@ def _guarded(services: Services, handle: Callable[[Request, Caller], Awaitable[R
             return _error(503, str(error), "try again in a moment")
         except ClientDisconnect:
             return Response(status_code=400)
-        except Exception:
+        except Exception as error:
+            known = explain(error, "this request", where="on the server")
+            if known is not None:
+                return _error(501, known.what, known.hint)
             log.exception("%s %s", request.method, request.url.path)
             return _error(500, "Podway itself failed", "the server's log tells more: podway server logs")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podway.errors import ProviderError, UserError
+from podway.extras import explain
 from podway.hosts.blobs import BlobStore
 from podway.hosts.manifest import FileTree
 from podway.hosts.sync import HostLink, sync
@@ -185,8 +186,5 @@ def _open(root: Path) -> "Buckets":
         # Google's client takes most of a second to import, and few tasks have buckets.
         from podway.storage import gcs
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"buckets need {error.name}, which is not installed where the Podway server runs",
-            "run there: pip install 'podway[gcp]'",
-        ) from None
+        raise explain(error, "a bucket", "gcp", "on the server") or error from None
     return gcs.open_buckets(root)
