@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podway.sandbox.hosts import why_no_hosts
-from podway.sandbox.netns import why_no_namespaces
+from podway.sandbox.hosts.netns import why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
 from podway.task.task import Task
 from tests.conftest import wait_until

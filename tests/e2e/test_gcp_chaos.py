@@ -17,7 +17,7 @@ import pytest
 
 from podway.errors import UserError
 from podway.sandbox.hosts import why_no_hosts
-from podway.sandbox.netns import why_no_namespaces
+from podway.sandbox.hosts.netns import why_no_namespaces
 from podway.sandbox.running import Running, SandboxError, running_sandbox
 from podway.task.task import Accelerator, Placement, Recovery, Resources, Task
 from tests.conftest import wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podway.sandbox.hosts import make_hosts, make_key, pool_text, why_no_hosts
-from podway.sandbox.netns import NetnsHosts, why_no_namespaces
+from podway.sandbox.hosts.netns import NetnsHosts, why_no_namespaces
 from podway.task.task import Accelerator, Placement, Resources, Task
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway, counting, files_with, numbered_lines, without_prefix

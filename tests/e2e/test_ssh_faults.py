@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from podway.sandbox.hosts import pool_text
-from podway.sandbox.netns import NetnsHosts
+from podway.sandbox.hosts.netns import NetnsHosts
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway, files_with, without_prefix
 from tests.e2e.test_ssh import SECRET, lab, made, podway, task

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podway.sandbox.netns import NetnsHosts
+from podway.sandbox.hosts.netns import NetnsHosts
 from podway.sandbox.running import Running, running_sandbox
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway

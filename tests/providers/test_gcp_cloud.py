@@ -23,7 +23,7 @@ from podway.providers import Observation, Request
 from podway.providers.gcp.provider import GcpProvider, open_provider
 from podway.providers.gcp.resources import Sight
 from podway.sandbox.hosts import why_no_hosts
-from podway.sandbox.netns import why_no_namespaces
+from podway.sandbox.hosts.netns import why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
 from podway.task.task import Accelerator, Placement, Resources
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podway.sandbox.hosts import make_hosts, why_no_hosts
-from podway.sandbox.netns import why_no_namespaces
+from podway.sandbox.hosts.netns import why_no_namespaces
 
 
 def test_making_hosts_leaves_nothing_behind() -> None:

@@ -22,7 +22,7 @@ from podway.hosts.tree import scan
 from podway.order import Order
 from podway.providers.ssh.provider import SshProvider
 from podway.sandbox.hosts import make_hosts, make_key, pool_text, why_no_hosts
-from podway.sandbox.netns import NetnsHosts, why_no_namespaces
+from podway.sandbox.hosts.netns import NetnsHosts, why_no_namespaces
 from tests.conftest import wait_until
 
 PAIR = Order(accelerator_type="v4-16", topology="2x2x2", provider="ssh", hosts_per_slice=2, chips_per_host=4)

@@ -9,10 +9,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from podway.sandbox.buckets import Buckets, Content
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.status import ApiError
-from podway.sandbox.uploads import split_multipart
+from podway.sandbox.storage.buckets import Buckets, Content
+from podway.sandbox.storage.uploads import split_multipart
 
 PLACE = Path(tempfile.mkdtemp(prefix="podway-buckets-"))
 NAMES = st.sets(st.text("ab/-", min_size=1, max_size=6), max_size=12)

@@ -15,7 +15,7 @@ from google.api_core import exceptions
 from google.cloud import tpu_v2
 
 from podway.sandbox.hosts import make_key, why_no_hosts
-from podway.sandbox.netns import PLACE, why_no_namespaces
+from podway.sandbox.hosts.netns import PLACE, why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
 from tests.conftest import wait_until
 

@@ -8,15 +8,15 @@ from google.cloud import tpu_v2
 from hypothesis import given, settings
 
 from podway.sandbox.agenda import Agenda
-from podway.sandbox.compute import Compute
-from podway.sandbox.compute_routes import compute_route
+from podway.sandbox.compute.resources import Compute
+from podway.sandbox.compute.routes import compute_route
 from podway.sandbox.faults import Call, Faults, Rule
-from podway.sandbox.guests import users_of
+from podway.sandbox.hosts.guests import users_of
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.names import read_duration, read_stamp, stamp
-from podway.sandbox.routes import route
-from podway.sandbox.schema import as_numbers, message_type, named
 from podway.sandbox.status import STATUSES, ApiError
+from podway.sandbox.tpu.routes import route
+from podway.sandbox.tpu.schema import as_numbers, message_type, named
 
 P = "projects/p/locations/us-east5-b"
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from podway.sandbox.api import TpuApi
-from podway.sandbox.machines import NoMachines
-from podway.sandbox.nodes import HOLDING
+from podway.sandbox.hosts.machines import NoMachines
 from podway.sandbox.status import ApiError
+from podway.sandbox.tpu.api import TpuApi
+from podway.sandbox.tpu.nodes import HOLDING
 from podway.sandbox.world import World
 
 ZONE = "projects/p/locations/us-east5-b"

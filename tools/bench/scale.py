@@ -30,7 +30,7 @@ from tools.bench import endpoints, report
 from tools.bench.spine import PODWAY, first_output
 
 from podway.sandbox.hosts import pool_text
-from podway.sandbox.netns import NetnsHosts
+from podway.sandbox.hosts.netns import NetnsHosts
 
 HOSTS = 64
 ACCELERATOR = "v6e-256"  # 64 hosts of 4 chips

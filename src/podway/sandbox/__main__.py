@@ -14,10 +14,10 @@ import grpc
 import msgspec
 import uvicorn
 
-from podway.sandbox.inside import Listeners
-from podway.sandbox.machines import make_machines
-from podway.sandbox.rpc import Service
+from podway.sandbox.hosts.inside import Listeners
+from podway.sandbox.hosts.machines import make_machines
 from podway.sandbox.sandbox import Sandbox
+from podway.sandbox.tpu.rpc import Service
 from podway.sandbox.web import Connection, Web
 
 

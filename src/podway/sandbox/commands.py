@@ -22,13 +22,13 @@ import msgspec
 
 from podway.catalog.generations import GENERATIONS
 from podway.decoding import from_plain
-from podway.sandbox.buckets import PERMISSIONS
-from podway.sandbox.capacity import BEST_EFFORT, ON_DEMAND, SPOT
 from podway.sandbox.faults import Rule
-from podway.sandbox.nodes import Node
 from podway.sandbox.sandbox import Sandbox
-from podway.sandbox.shapes import zones
 from podway.sandbox.status import ApiError, invalid, not_found, out_of_order
+from podway.sandbox.storage.buckets import PERMISSIONS
+from podway.sandbox.tpu.capacity import BEST_EFFORT, ON_DEMAND, SPOT
+from podway.sandbox.tpu.nodes import Node
+from podway.sandbox.tpu.shapes import zones
 
 
 class Commands:

@@ -11,8 +11,8 @@ import msgspec
 
 from podway.catalog.prices import price_of
 from podway.catalog.slices import Slice
-from podway.sandbox.capacity import SPOT
 from podway.sandbox.names import stamp
+from podway.sandbox.tpu.capacity import SPOT
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,20 +17,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from podway.sandbox.api import TpuApi
-from podway.sandbox.buckets import Buckets
-from podway.sandbox.compute_routes import compute_route
+from podway.sandbox.compute.routes import compute_route
 from podway.sandbox.faults import Call, Faults
-from podway.sandbox.guests import DiskWish, users_of
-from podway.sandbox.inside import Listeners, listen_inside
-from podway.sandbox.machines import Machines
-from podway.sandbox.metadata import Metadata, metadata_tree
+from podway.sandbox.hosts.guests import DiskWish, users_of
+from podway.sandbox.hosts.inside import Listeners, listen_inside
+from podway.sandbox.hosts.machines import Machines
+from podway.sandbox.hosts.metadata import Metadata, metadata_tree
+from podway.sandbox.hosts.netns import METADATA_ADDRESS
 from podway.sandbox.names import stamp
-from podway.sandbox.netns import METADATA_ADDRESS
-from podway.sandbox.nodes import Deed
-from podway.sandbox.routes import id_of, zone_of
 from podway.sandbox.status import ApiError
-from podway.sandbox.storage import Storage
+from podway.sandbox.storage.api import Storage
+from podway.sandbox.storage.buckets import Buckets
+from podway.sandbox.tpu.api import TpuApi
+from podway.sandbox.tpu.nodes import Deed
+from podway.sandbox.tpu.routes import id_of, zone_of
 from podway.sandbox.world import World
 
 T = TypeVar("T")

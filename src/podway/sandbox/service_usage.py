@@ -7,10 +7,10 @@ a limit of 0 is left out, and -1 is no limit.
 from typing import Any
 from urllib.parse import quote
 
-from podway.sandbox.capacity import Capacity, QuotaKind, quota_kinds
 from podway.sandbox.names import project_number
-from podway.sandbox.shapes import zones
 from podway.sandbox.status import ApiError, invalid
+from podway.sandbox.tpu.capacity import Capacity, QuotaKind, quota_kinds
+from podway.sandbox.tpu.shapes import zones
 
 SERVICE = "tpu.googleapis.com"
 _PAGE = 1000

@@ -15,15 +15,15 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from podway.sandbox.commands import Commands
-from podway.sandbox.compute import compute_error
+from podway.sandbox.compute.resources import compute_error
 from podway.sandbox.faults import Call
 from podway.sandbox.names import project_number
-from podway.sandbox.routes import route
 from podway.sandbox.sandbox import Dropped, Sandbox
-from podway.sandbox.schema import as_numbers, message_type
 from podway.sandbox.service_usage import list_metrics
 from podway.sandbox.status import ApiError, invalid
-from podway.sandbox.storage import storage_error
+from podway.sandbox.storage.api import storage_error
+from podway.sandbox.tpu.routes import route
+from podway.sandbox.tpu.schema import as_numbers, message_type
 
 Part = Callable[[Request], Awaitable[Response]]
 

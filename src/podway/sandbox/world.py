@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from podway.sandbox.agenda import Agenda
-from podway.sandbox.capacity import Capacity
-from podway.sandbox.compute import Compute
+from podway.sandbox.compute.resources import Compute
 from podway.sandbox.ledger import Ledger
-from podway.sandbox.nodes import Deed, Nodes
-from podway.sandbox.operations import Operations
-from podway.sandbox.queue import Queue
+from podway.sandbox.tpu.capacity import Capacity
+from podway.sandbox.tpu.nodes import Deed, Nodes
+from podway.sandbox.tpu.operations import Operations
+from podway.sandbox.tpu.queue import Queue
 
 
 class World:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from podway.sandbox.compute import COLLECTIONS, Compute, Json
+from podway.sandbox.compute.resources import COLLECTIONS, Compute, Json
 from podway.sandbox.faults import Call
 from podway.sandbox.status import ApiError, invalid
 

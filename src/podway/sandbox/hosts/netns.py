@@ -24,7 +24,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from podway.sandbox.hosts import TestHost, make_key, sshd_config
+from podway.sandbox.hosts.sshd import SshHost, make_key, sshd_config
 
 PLACE = Path("/tmp/podway-netns")
 NETWORK = "10.213"  # inside 10.0.0.0/8 and rarely anyone's
@@ -78,7 +78,7 @@ def why_no_namespaces() -> str | None:
 
 
 class NetnsHosts:
-    """See the module docstring; the verbs are told in `podway.sandbox.hosts.HostSet`."""
+    """See the module docstring; the verbs are told in `HostSet`."""
 
     separate = True
 
@@ -92,7 +92,7 @@ class NetnsHosts:
         self._inits: dict[int, subprocess.Popen[bytes]] = {}
         self._growing = threading.Lock()
         self._free = list(range(FIRST, LAST + 1))
-        self.hosts: tuple[TestHost, ...] = ()
+        self.hosts: tuple[SshHost, ...] = ()
         try:
             self._make()
             self.add([f"h{index}" for index in range(count)])
@@ -132,8 +132,8 @@ class NetnsHosts:
         for index in indexes:
             self._await_sshd(index, until)
 
-    def _host(self, name: str, end: int) -> TestHost:
-        return TestHost(name=name, address=f"{NETWORK}.{self._number}.{end}", port=22, user="root", home="/root")
+    def _host(self, name: str, end: int) -> SshHost:
+        return SshHost(name=name, address=f"{NETWORK}.{self._number}.{end}", port=22, user="root", home="/root")
 
     def _network(self, indexes: list[int]) -> None:
         n = self._number

@@ -16,12 +16,12 @@ import msgspec
 
 from podway.catalog.slices import Slice
 from podway.sandbox.agenda import Agenda
-from podway.sandbox.capacity import BEST_EFFORT, RESERVED, SPOT, Capacity, Claim
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.names import check_id, split_name, split_parent, stamp
-from podway.sandbox.operations import Operation, Operations
-from podway.sandbox.shapes import NODE_PORT, UPDATABLE, read_node, tier_of, to_v1, with_defaults, zones
 from podway.sandbox.status import ApiError, already_exists, invalid, not_found, out_of_order
+from podway.sandbox.tpu.capacity import BEST_EFFORT, RESERVED, SPOT, Capacity, Claim
+from podway.sandbox.tpu.operations import Operation, Operations
+from podway.sandbox.tpu.shapes import NODE_PORT, UPDATABLE, read_node, tier_of, to_v1, with_defaults, zones
 
 # How long things take, in seconds of the cloud: choices of this sandbox in the order of what people report.
 FIND_S, BOOT_S, BOOT_PER_HOST_S = 20.0, 60.0, 1.0

@@ -12,9 +12,9 @@ import msgspec
 from podway.sandbox.agenda import Agenda
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.names import project_number, stamp
-from podway.sandbox.nodes import Deed, Host
-from podway.sandbox.shapes import zones
 from podway.sandbox.status import ApiError, invalid, out_of_order
+from podway.sandbox.tpu.nodes import Deed, Host
+from podway.sandbox.tpu.shapes import zones
 
 Json = dict[str, Any]
 ROOT = "https://www.googleapis.com/compute/v1"

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from podway.sandbox.schema import named, request_type
 from podway.sandbox.status import ApiError
+from podway.sandbox.tpu.schema import named, request_type
 
 # collection -> (the method's noun, its plural)
 NOUNS = {

@@ -18,11 +18,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from podway.sandbox.buckets import Buckets, Stored, check_conditions, measure
 from podway.sandbox.faults import Call
 from podway.sandbox.names import stamp
 from podway.sandbox.status import ApiError
-from podway.sandbox.uploads import RESUME_INCOMPLETE, Session, Uploads, as_json
+from podway.sandbox.storage.buckets import Buckets, Stored, check_conditions, measure
+from podway.sandbox.storage.uploads import RESUME_INCOMPLETE, Session, Uploads, as_json
 
 Json = dict[str, Any]
 _PATH = re.compile(

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from podway.sandbox.names import parent_of, project_number, split_name, split_parent
-from podway.sandbox.nodes import Node
-from podway.sandbox.operations import Operation
-from podway.sandbox.shapes import (
+from podway.sandbox.status import ApiError, invalid, not_found
+from podway.sandbox.tpu.nodes import Node
+from podway.sandbox.tpu.operations import Operation
+from podway.sandbox.tpu.shapes import (
     RUNTIMES,
     TYPE_OF_GENERATION,
     V1_TENSORFLOW,
     slices_in,
     zones,
 )
-from podway.sandbox.status import ApiError, invalid, not_found
 from podway.sandbox.world import World
 
 Fields = dict[str, Any]

@@ -8,8 +8,8 @@ from google.cloud.location import locations_pb2  # type: ignore[import-untyped]
 from google.longrunning import operations_pb2  # type: ignore[import-untyped]
 from google.protobuf import empty_pb2, json_format
 
-from podway.sandbox.schema import PROTOS, message_type, request_type
 from podway.sandbox.status import ApiError
+from podway.sandbox.tpu.schema import PROTOS, message_type, request_type
 
 Handle = Callable[[str, str, dict[str, Any]], Awaitable[dict[str, Any]]]
 

@@ -16,14 +16,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from podway.sandbox.hosts import SSHD, TestHost, make_key, sshd_config
+from podway.sandbox.hosts.sshd import SSHD, SshHost, make_key, sshd_config
 
 READY_S = 15.0
 _made = itertools.count()  # so that no two hosts of one process have the same address
 
 
 class LoopbackHosts:
-    """See the module docstring; the verbs are told in `podway.sandbox.hosts.HostSet`."""
+    """See the module docstring; the verbs are told in `HostSet`."""
 
     separate = False
 
@@ -40,13 +40,13 @@ class LoopbackHosts:
             self.close()
             raise
 
-    def _host(self, index: int) -> TestHost:
+    def _host(self, index: int) -> SshHost:
         number = next(_made)
         address = f"127.{77 + os.getpid() % 100}.{number // 250 % 250}.{number % 250 + 1}"
         with socket.create_server((address, 0)) as free:
             port = free.getsockname()[1]
         home = self._place / f"h{index}" / "home"
-        return TestHost(
+        return SshHost(
             name=f"h{index}",
             address=address,
             port=port,

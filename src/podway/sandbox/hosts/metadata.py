@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from podway.sandbox.names import project_number
-from podway.sandbox.nodes import Node
+from podway.sandbox.tpu.nodes import Node
 
 LONGEST_WAIT_S = 30.0
 ROOT = "/computeMetadata/v1"

@@ -6,11 +6,11 @@ Machines of a node are kept by the node's number. What a guest agent does in the
 from pathlib import Path
 from typing import Protocol
 
-from podway.sandbox.guests import SUDOERS, Disks, DiskWish, Keys, let_in
-from podway.sandbox.hosts import why_no_hosts
-from podway.sandbox.loopback import LoopbackHosts
-from podway.sandbox.netns import NetnsHosts, outside, why_no_namespaces
-from podway.sandbox.nodes import Host
+from podway.sandbox.hosts.guests import SUDOERS, Disks, DiskWish, Keys, let_in
+from podway.sandbox.hosts.loopback import LoopbackHosts
+from podway.sandbox.hosts.netns import NetnsHosts, outside, why_no_namespaces
+from podway.sandbox.hosts.sshd import why_no_hosts
+from podway.sandbox.tpu.nodes import Host
 
 _FILES = {
     "etc/hosts": "127.0.0.1 localhost\n169.254.169.254 metadata.google.internal metadata\n@ADDRESS@ @NAME@\n",

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from podway.sandbox.buckets import Buckets
 from podway.sandbox.status import ApiError, invalid
+from podway.sandbox.storage.buckets import Buckets
 
 Json = dict[str, Any]
 _RANGE = re.compile(r"^bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")

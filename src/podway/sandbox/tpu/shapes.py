@@ -10,9 +10,9 @@ from typing import Any
 from podway.catalog.prices import all_prices, zones_of
 from podway.catalog.slices import Slice, all_slices, find_slice
 from podway.errors import UserError
-from podway.sandbox.capacity import ON_DEMAND, RESERVED, SPOT
 from podway.sandbox.names import project_number
 from podway.sandbox.status import ApiError, invalid
+from podway.sandbox.tpu.capacity import ON_DEMAND, RESERVED, SPOT
 
 GENERATION_OF_TYPE = {
     "V2": "v2",

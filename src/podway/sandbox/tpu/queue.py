@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from podway.sandbox.agenda import Agenda
-from podway.sandbox.capacity import BEST_EFFORT, ON_DEMAND, RESERVED, SPOT, Capacity, Claim
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.names import check_id, read_duration, read_stamp, split_name, split_parent, stamp
-from podway.sandbox.nodes import REPAIR_S, Node, Nodes
-from podway.sandbox.operations import Operation, Operations
-from podway.sandbox.shapes import read_node, zones
 from podway.sandbox.status import ApiError, already_exists, invalid, not_found, out_of_order
+from podway.sandbox.tpu.capacity import BEST_EFFORT, ON_DEMAND, RESERVED, SPOT, Capacity, Claim
+from podway.sandbox.tpu.nodes import REPAIR_S, Node, Nodes
+from podway.sandbox.tpu.operations import Operation, Operations
+from podway.sandbox.tpu.shapes import read_node, zones
 
 # Seconds of the cloud: choices of this sandbox in the order of what people report.
 ACCEPT_S, LOOK_S, SUSPEND_S, DELETE_S = 5.0, 15.0, 20.0, 10.0

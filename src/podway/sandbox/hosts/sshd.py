@@ -1,13 +1,6 @@
-"""Hosts with a real sshd, made here and gone afterwards, whatever happens in between.
-
-`make_hosts(n)` answers a `HostSet`: as root n machines, each in a network, mount, pid and uts namespace of its own
-(netns.py); else, or when asked to, n sshds of this user on loopback addresses (loopback.py). Both let in one key made for
-the set and show the same faults: sshd dies, sshd comes back; a machine is cut off or lost only where it is one of its own.
-"""
+"""What both kinds of hosts have in common: how to log in, what can be done to them, their sshd's settings and keys."""
 
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -16,10 +9,8 @@ import msgspec
 SSHD = Path("/usr/sbin/sshd")
 
 
-class TestHost(msgspec.Struct, frozen=True, kw_only=True):
+class SshHost(msgspec.Struct, frozen=True, kw_only=True):
     """One machine: how to log in, and where its user is at home."""
-
-    __test__ = False  # not a test, whatever pytest makes of the name
 
     name: str
     address: str
@@ -31,7 +22,7 @@ class TestHost(msgspec.Struct, frozen=True, kw_only=True):
 class HostSet(Protocol):
     """Some machines that are alike, and what can befall them."""
 
-    hosts: tuple[TestHost, ...]
+    hosts: tuple[SshHost, ...]
     key: Path
     separate: bool  # each has a network and a file system of its own
 
@@ -106,19 +97,3 @@ def pool_text(made: HostSet, *accelerators: str | None, more: str = "") -> str:
             fields["accelerator"] = accelerator
         lines.append("  - {" + ", ".join(f"{key}: {value}" for key, value in fields.items()) + "}")
     return "\n".join([*lines, more]) + "\n"
-
-
-@contextmanager
-def make_hosts(count: int, *, separate: bool | None = None) -> Iterator[HostSet]:
-    """`count` machines for as long as the block lasts; `separate` None takes the better kind that can be had."""
-    # Each kind imports from here; only the one that is wanted is loaded.
-    from podway.sandbox.loopback import LoopbackHosts
-    from podway.sandbox.netns import NetnsHosts, why_no_namespaces
-
-    if separate is None:
-        separate = why_no_namespaces() is None
-    made: HostSet = NetnsHosts(count) if separate else LoopbackHosts(count)
-    try:
-        yield made
-    finally:
-        made.close()

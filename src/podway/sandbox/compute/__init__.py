@@ -1,0 +1,1 @@
+"""Compute Engine as far as TPUs need it."""
