@@ -9,14 +9,16 @@ our own bug.
 class UserError(Exception):
     """What is wrong (one line), what to do (one line), and the HTTP status the server answers it with."""
 
-    def __init__(self, what: str, hint: str, *, status: int = 400) -> None:
+    def __init__(self, what: str, hint: str, *, status: int = 400, others: "tuple[UserError, ...]" = ()) -> None:
         super().__init__(what)
         self.what = what
         self.hint = hint
         self.status = status
+        self.others = others  # further mistakes of the same file, found in the same reading
 
     def __str__(self) -> str:
-        return f"{self.what}\n  {self.hint}" if self.hint else self.what
+        own = f"{self.what}\n  {self.hint}" if self.hint else self.what
+        return "\n".join([own, *map(str, self.others)])
 
 
 class ProviderError(Exception):

@@ -59,7 +59,7 @@ def _below(shape: Shape) -> tuple[str, Table] | None:
 
 
 def filled(page: str) -> str:
-    """The page with each block between its markers made anew."""
+    """The page with each block between its markers written again."""
     for name, table in tables().items():
         begin, end = f"<!-- keys: {name} -->\n", "\n<!-- end -->"
         page = re.sub(f"{re.escape(begin)}.*?{end}", lambda _, b=begin, t=table, e=end: b + t + e, page, flags=re.S)

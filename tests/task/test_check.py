@@ -114,6 +114,6 @@ def test_schema_refuses_what_the_reader_refuses(text: str) -> None:
 
 
 def test_the_page_holds_every_key() -> None:
-    """`python -m tests.task.page` writes the tables of the page anew."""
+    """`python -m tests.task.page` rewrites the tables of the page."""
     assert page.filled(page.PAGE.read_text()) == page.PAGE.read_text()
     assert all(table in page.PAGE.read_text() for table in page.tables().values())

@@ -470,3 +470,10 @@ def test_a_dialect_may_be_demanded() -> None:
         read_task_text("run: x", overrides=flags(), dialect="dstack")
     with pytest.raises(UserError, match="type: unknown key"):
         read_task_text("type: task", overrides=flags(), dialect="skypilot")
+
+
+def test_instance_types_with_gpus_are_refused_without_tpus() -> None:
+    assert "--tpus v6e-8" in refused("type: task\ncommands: [x]\ninstance_types: [g5.xlarge]").hint
+    chosen = read("type: task\ncommands: [x]\ninstance_types: [g5.xlarge]", tpus="v6e-8")
+    assert types(chosen) == ["v6e-8"]
+    assert any("g5.xlarge" in note for note in chosen.notes)

@@ -495,3 +495,25 @@ def test_empty_and_incomplete_choices() -> None:
     assert "a network disk needs a name" in refused(resources("volumes: [{path: /a}]")).what
     policy = "service: {ports: 80, replica_policy: {min_replicas: 1, max_replicas: 2, target_qps_per_replica: {tpu-v6e-9: 1}}}"
     assert "no v6e-9" in refused(policy).what
+
+
+def test_gpus_is_another_name_of_accelerators() -> None:
+    assert types(read(resources("gpus: tpu-v6e-8"))) == ["v6e-8"]
+    both = refused(resources("gpus: tpu-v6e-8\naccelerators: tpu-v6e-8"))
+    assert "gpus" in both.what and "accelerators is given too" in both.what
+
+
+@pytest.mark.parametrize(
+    "kind", ["g5.xlarge", "p4d.24xlarge", "a2-highgpu-1g", "g2-standard-4", "Standard_NC6", "gpu_1x_a10"]
+)
+def test_a_machine_with_gpus_is_not_a_cpu_host(kind: str) -> None:
+    error = refused(resources(f"instance_type: {kind}"))
+    assert kind in error.what and "--tpus v6e-8" in error.hint
+    task = read(resources(f"instance_type: {kind}"), tpus="v6e-8")
+    assert task.resources[0].instance_type is None
+    assert any(kind in note and "--tpus" in note for note in task.notes)
+
+
+@pytest.mark.parametrize("kind", ["n1-standard-8", "e2-micro", "n2d-highmem-16", "c3-standard-22", "custom-4-8192"])
+def test_cpu_machines_are_taken(kind: str) -> None:
+    assert read(resources(f"instance_type: {kind}")).resources[0].instance_type == kind

@@ -80,7 +80,10 @@ CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1,
         ("hello", ":1:1:", "not `hello`"),
         ("run: a\n---\nrun: b\n", ":3:1:", "holds 2 tasks (at lines 1, 3)"),
         ("name: p\n---\nrun: a\n---\nrun: b\n", ":5:1:", "holds 2 tasks (at lines 3, 5)"),
-        (b"a" * (MAX_BYTES + 1), "", "bytes"),
+        (b"a" * (MAX_BYTES + 7), "", f"{MAX_BYTES + 7:,} bytes"),
+        (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 5_000)}]\n", "", "too large when its aliases are expanded"),
+        (f"a: &a {{k: &k {'x' * 1000}}}\nb: [{'*a, ' * 2_200}]\n", "", "too large when its aliases are expanded"),
+        ("\n".join(f"k{i}: x" for i in range(60_000)), ":1:1:", "more than 50,000 values in one file"),
     ],
 )
 def test_traps_end_in_a_clean_line(text: str | bytes, where: str, says: str) -> None:
@@ -136,3 +139,28 @@ def test_parse_agrees_with_the_yaml_library(tree: object) -> None:
         assert documents == []
     else:
         assert Field("f", documents[0]).plain() == yaml.safe_load(text)
+
+
+def test_the_size_of_a_file_is_told_truly(tmp_path: Path) -> None:
+    large = tmp_path / "large.yaml"
+    large.write_bytes(b"a" * (3 * MAX_BYTES))
+    with pytest.raises(UserError, match=f"the file has {3 * MAX_BYTES:,} bytes"):
+        read_task(large)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "file_mounts:\n" + "".join(f"  ~/{i}: ${{A}}\n" for i in range(30)),
+        f"file_mounts: {{~/x: '{'${A}' * 30}'}}\n",
+    ],
+)
+def test_variables_do_not_swell_a_file_without_bound(text: str) -> None:
+    error = refused(f"envs: {{A: {'x' * 100_000}}}\nrun: x\n{text}")
+    assert "too large when its variables are expanded" in error.what
+
+
+def test_a_file_of_variables_does_not_swell_without_bound(tmp_path: Path) -> None:
+    doubling = tmp_path / "doubling.env"
+    doubling.write_text("A0=xxxxxxxx\n" + "".join(f"A{i}=${{A{i - 1}}}${{A{i - 1}}}\n" for i in range(1, 60)))
+    assert "characters" in refused("run: x", env_files=(str(doubling),)).what

@@ -74,7 +74,8 @@ def _invoke(arguments: list[str]) -> int:
         _say("Nothing was done.")
         return FAILED
     except UserError as error:
-        _complain(error.what, error.hint)
+        for one in (error, *error.others):
+            _complain(one.what, one.hint)
         return FAILED
     except ModuleNotFoundError as error:
         from podway.extras import explain  # only an incomplete installation needs it

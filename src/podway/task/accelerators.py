@@ -1,11 +1,19 @@
 """From what a person calls a TPU to the `Accelerator` of a Task."""
 
+import re
+
 import msgspec
 
 from podway.catalog.slices import find_slice, is_tpu_name
 from podway.errors import UserError
-from podway.task.fields import Field, NotHere
+from podway.task.fields import RUN_ON_TPU, Field, NotHere
 from podway.task.task import Accelerator
+
+# Machine families of Google Cloud (Compute Engine docs, "Machine families"): those with CPUs only, and those with GPUs.
+_CPU_MACHINE = re.compile(
+    r"(c[234][ad]?|c4n|e2|f1|g1|h[34]d?|m[1234]|n[124][ad]?|t2[ad]|x4|z3)-[a-z0-9-]+|custom-[0-9-]+"
+)
+_GPU_MACHINE = re.compile(r"(a[234]x?|g[24])-[a-z0-9-]+")
 
 
 class SliceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +35,7 @@ def accelerator(field: Field, name: str, options: SliceOptions = SliceOptions())
     except UserError as error:
         what = error.what.rstrip(".")
         if not is_tpu_name(name):
-            raise NotHere(field, what, error.hint) from None
+            raise NotHere(field, what, error.hint if name.lower().startswith("tpu") else RUN_ON_TPU) from None
         raise field.error(what, error.hint) from None
     if not options.tpu_vm and found.generation not in ("v2", "v3"):
         # Cloud TPU docs, "TPU architecture": the TPU Node architecture exists on v2 and v3 only.
@@ -46,3 +54,12 @@ def accelerator(field: Field, name: str, options: SliceOptions = SliceOptions())
         reservation=options.reservation,
         best_effort=options.best_effort,
     )
+
+
+def check_cpu_machine(field: Field, kind: str) -> None:
+    """Refuse the machines of other clouds and those with GPUs: a task without a TPU runs on CPU hosts of Google Cloud."""
+    if _CPU_MACHINE.fullmatch(kind):
+        return
+    if _GPU_MACHINE.fullmatch(kind):
+        raise NotHere(field, f"{kind} is a machine with GPUs, and Podway runs TPUs only", RUN_ON_TPU)
+    raise NotHere(field, f"{kind} is not a CPU machine of Google Cloud", RUN_ON_TPU)

@@ -21,6 +21,7 @@ from podway.task.dstack_service import read_service
 from podway.task.environment import Declared, Overrides, Supplied, interpolate, settle, supplied
 from podway.task.fields import Field, FlagField, Layers, did_you_mean
 from podway.task.paths import LocalMachine, absolute
+from podway.task.problems import Problems
 from podway.task.shapes import check
 from podway.task.task import DevEnvironment, FileMount, Git, LocalDir, Registry, Task
 from podway.task.values import ENV_NAME, dstack_name, duration_or_off, port_mapping
@@ -32,47 +33,51 @@ _FIRST_NODE = re.compile(r"groups\[0\]\.nodes\[0\]\.IP_ADDRESS")
 def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Task:
     kind = _kind(root)
     notes: list[str] = []
-    check(root, TABLES[kind], notes)
+    problems = Problems()
+    check(root, TABLES[kind], notes, problems)
     group, nodes = _groups(root, kind)
     run = Layers(group, root) if group else Layers(root)
     given = supplied(overrides)
-    env, secrets = _environment(run, given, overrides.local_env)
-    registry = _registry(run, given, env, secrets)
+    read = problems.read
+    env, secrets = read(lambda: _environment(run, given, overrides.local_env), ({}, {}))
+    registry = read(lambda: _registry(run, given, env, secrets), None)
     local = LocalMachine((base,), overrides.local_env)
-    workdir, mounts = _files(run, overrides, local, cwd, notes)
+    workdir, mounts = read(lambda: _files(run, overrides, local, cwd, notes), (None, []))
     volumes, opened, priority, tags = (run.get(key) for key in ("volumes", "ports", "priority", "tags"))
     limit = run.get("max_duration")
     if _word(run, "startup_order") not in (None, "any"):
         notes.append("startup_order: all hosts start together, as one gang")
-    return Task(
-        name=_name(root, overrides),
+    task = Task(
+        name=read(lambda: _name(root, overrides), None),
         kind=kind,  # type: ignore[arg-type]
         dialect="dstack",
-        resources=read_resources(run, overrides, notes),
-        slices=_slices(root, overrides, nodes),
-        run=overrides.run if overrides.run is not None else _script(run, kind, overrides, notes),
-        shell=_shell(run),
-        python=_python(run),
+        resources=read(lambda: read_resources(run, overrides, notes), ()),
+        slices=read(lambda: _slices(root, overrides, nodes), 1),
+        run=overrides.run if overrides.run is not None else read(lambda: _script(run, kind, overrides, notes), ""),
+        shell=read(lambda: _shell(run), ""),
+        python=read(lambda: _python(run), None),
         env=env,
         secrets=secrets,
         workdir=workdir,
-        working_dir=_working_dir(run),
+        working_dir=read(lambda: _working_dir(run), None),
         file_mounts=tuple(mounts),
-        volumes=tuple(read_dstack_volumes(volumes)) if volumes else (),
+        volumes=tuple(read(lambda: read_dstack_volumes(volumes), [])) if volumes else (),
         registry=registry,
-        ports=tuple(port_mapping(one) for one in opened.items()) if opened else (),
+        ports=read(lambda: tuple(port_mapping(one) for one in opened.items()), ()) if opened else (),
         reuse_only=_word(run, "creation_policy") == "reuse",
         stop_when="head-done" if _word(run, "stop_criteria") == "master-done" else "all-done",
-        autostop=read_idle(run),
-        recovery=read_retry(run),
-        max_duration_s=duration_or_off(limit, None) if limit else None,
-        stop_duration_s=read_stop_duration(run, notes),
+        autostop=read(lambda: read_idle(run), None),
+        recovery=read(lambda: read_retry(run), None),
+        max_duration_s=read(lambda: duration_or_off(limit, None), None) if limit else None,
+        stop_duration_s=read(lambda: read_stop_duration(run, notes), 0),
         priority=priority.integer() if priority else 0,
-        service=read_service(run, group, env, secrets) if kind == "service" else None,
-        dev=_dev(run) if kind == "dev-environment" else None,
+        service=read(lambda: read_service(run, group, env, secrets), None) if kind == "service" else None,
+        dev=read(lambda: _dev(run), None) if kind == "dev-environment" else None,
         tags={key: value.text() for key, value in tags.entries().items()} if tags else {},
         notes=tuple(notes),
     )
+    problems.raise_any()
+    return task
 
 
 def _kind(root: Field) -> str:
@@ -116,7 +121,7 @@ def _slices(root: Field, overrides: Overrides, grouped: int) -> int:
     if overrides.num_nodes is not None:
         if not 1 <= overrides.num_nodes <= 10_000:
             flag = FlagField("--num-nodes", str(overrides.num_nodes))
-            raise flag.error(f"{overrides.num_nodes} slices cannot be had", "write 1 or more")
+            raise flag.error(f"{overrides.num_nodes} is out of range", "must be at least 1 and at most 10,000")
         return overrides.num_nodes
     nodes = root.get("nodes")
     return nodes.integer() if nodes else grouped or 1

@@ -5,7 +5,7 @@ from typing import Literal
 
 from podway.catalog.slices import is_tpu_name
 from podway.task import places
-from podway.task.accelerators import SliceOptions, accelerator
+from podway.task.accelerators import SliceOptions, accelerator, check_cpu_machine
 from podway.task.environment import Overrides
 from podway.task.fields import Field, FlagField, Layers, NotHere
 from podway.task.gpu import slices_for
@@ -74,6 +74,8 @@ def _machines(run: Layers, wanted: Accelerator | None, notes: list[str]) -> list
     kinds = run.get("instance_types")
     others = [kind for kind in kinds.items() if not is_tpu_name(kind.text())] if kinds else []
     if wanted is None and others:
+        for kind in others:
+            check_cpu_machine(kind, kind.words())
         return [kind.words() for kind in others]
     for kind in others:
         _note(notes, f"{kind.path}: {kind.text()} is not a TPU slice")

@@ -21,6 +21,7 @@ from podway.errors import UserError
 from podway.task import yamlfile
 from podway.task.fields import Field, shorten
 from podway.task.paths import absolute, read_file
+from podway.task.problems import Problems
 from podway.task.values import ENV_NAME
 
 _VARIABLE = re.compile(rf"\$\{{({ENV_NAME})\}}|\$({ENV_NAME})")
@@ -89,17 +90,20 @@ def settle(
     """(env, secrets) of the task. `ambient` supplies declared names that nothing else does (dstack's bare `- NAME`)."""
     env: dict[str, str] = {}
     secrets: dict[str, str] = {}
+    problems = Problems()
     for name, one in declared.items():
         secret = one.secret or name in given.secrets
         value = given.secrets.get(name, given.env.get(name, one.value))
         if value is None:
             value = ambient.get(name)
         if value is None:
-            raise _unset(name, one)
+            problems.found.append(_unset(name, one))
+            continue
         (secrets if secret else env)[name] = _storable(one.field.error, name, value)
     for name, value in given.env.items():
         if name not in secrets and name not in given.secrets:
             env[name] = value
+    problems.raise_any()
     secrets |= given.secrets
     return env, secrets
 
@@ -117,8 +121,14 @@ def _unset(name: str, one: Declared) -> UserError:
 
 def substitute(field: Field, env: Mapping[str, str], secrets: Mapping[str, str]) -> Field:
     """The field with variables put into every text and key below it."""
+    room = yamlfile.MAX_EXPANDED
 
     def replace(text: str, node: yamlfile.Node) -> str:
+        nonlocal room
+        room -= sum(len(env.get(match[1] or match[2], "")) for match in _VARIABLE.finditer(text))
+        if room < 0:
+            raise _grown(field, at=node)
+
         def value(match: re.Match[str]) -> str:
             name = match[1] or match[2]
             if name in secrets:
@@ -139,14 +149,14 @@ def _map_texts(field: Field, node: yamlfile.Node, replace: Callable[[str, yamlfi
         items = tuple(_map_texts(field, item, replace) for item in node.items)
         return msgspec.structs.replace(node, items=items)
     if isinstance(node, yamlfile.Mapping):
-        entries: dict[str, yamlfile.Entry] = {}
+        entries: dict[str, yamlfile.KeyValue] = {}
         for entry in node.entries.values():
             key = replace(entry.key.text, entry.key)
             if key in entries:
                 raise field.error(
                     f"`{shorten(key)}` is given twice, once by way of a variable", "keep one", at=entry.key
                 )
-            entries[key] = yamlfile.Entry(
+            entries[key] = yamlfile.KeyValue(
                 msgspec.structs.replace(entry.key, text=key), _map_texts(field, entry.value, replace)
             )
         return msgspec.structs.replace(node, entries=entries)
@@ -155,10 +165,17 @@ def _map_texts(field: Field, node: yamlfile.Node, replace: Callable[[str, yamlfi
     return node if text == node.text else msgspec.structs.replace(node, text=text, kind="str")
 
 
+def _grown(field: Field, at: yamlfile.Node | None = None) -> UserError:
+    return field.error("too large when its variables are expanded", "use the variable in `run` instead", at=at)
+
+
 def interpolate(field: Field, text: str, known: Callable[[str], str | None]) -> str:
     """dstack's `${{ name }}` replaced by what `known` answers for the name; `$${{` stands for a literal `${{`."""
 
+    room = yamlfile.MAX_EXPANDED
+
     def value(match: re.Match[str]) -> str:
+        nonlocal room
         name = match[2].strip()
         if not match[3]:
             raise field.error(
@@ -171,6 +188,9 @@ def interpolate(field: Field, text: str, known: Callable[[str], str | None]) -> 
             raise field.error(
                 f"`{shorten(match[0])}` has no value here", "correct the name, or write `$${{` to keep it as it is"
             )
+        room -= len(answer)
+        if room < 0:
+            raise _grown(field)
         return answer
 
     return _EXPRESSION.sub(value, text)
@@ -248,6 +268,8 @@ def _storable(error: Callable[[str, str], UserError], name: str, value: str) -> 
         value.encode("utf-8")
     except UnicodeEncodeError:
         raise error(f"{name}: the value is not UTF-8 text", "give it in UTF-8") from None
+    if len(value) > yamlfile.MAX_EXPANDED:
+        raise error(f"{name}: the value has {len(value):,} characters", "put it into a file and sync the file")
     if "\0" in value:
         raise error(f"{name}: the value holds a NUL character", "remove it: no environment can hold it")
     return value

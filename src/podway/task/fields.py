@@ -178,8 +178,12 @@ class FlagField(Field):
         return UserError(f"{self.path}: {one_line(what)}", hint)
 
 
+# What to do with a file that was written for GPUs.
+RUN_ON_TPU = "run it on a TPU with --tpus v6e-8, or name a slice in the file; `podway tpus` lists them"
+
+
 class NotHere(UserError):
-    """Right for another tool, but not to be had here: fatal alone, a note where the file has another choice."""
+    """Right for another tool, but not available here: fatal alone, a note where the file has another choice."""
 
     def __init__(self, field: Field, what: str, hint: str) -> None:
         error = field.error(what, hint)
@@ -216,6 +220,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A hint for a word that is not among the known ones."""
-    names = list(known)
+    names = [name for name in known if not name.startswith("_")]  # a leading underscore: of the other tool's own use
     close = nearest(word, names)
     return f"did you mean `{close}`?" if close else f"one of: {', '.join(names)}"

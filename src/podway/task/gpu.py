@@ -12,7 +12,7 @@ import msgspec
 
 from podway.catalog.slices import Slice, all_slices, find_slice, is_tpu_name
 from podway.errors import UserError
-from podway.task.fields import Field, NotHere
+from podway.task.fields import RUN_ON_TPU, Field, NotHere
 from podway.task.values import Range, count_range, memory_range
 
 _VENDORS = {
@@ -83,7 +83,7 @@ def _from_text(field: Field) -> GpuSpec:
 def _from_mapping(field: Field) -> GpuSpec:
     vendor, name, capability = field.get("vendor"), field.get("name"), field.get("compute_capability")
     if capability:
-        raise NotHere(capability, "compute_capability is a property of NVIDIA GPUs", "name a slice: v5litepod-8")
+        raise NotHere(capability, "compute_capability is a property of NVIDIA GPUs", RUN_ON_TPU)
     if vendor and vendor.text().lower() not in _VENDORS:
         raise vendor.error(f"{vendor.found} is not a vendor", "write google or tpu")
     memory, total, count = field.get("memory"), field.get("total_memory"), field.get("count")
@@ -106,9 +106,10 @@ def _asks_for_none(spec: GpuSpec) -> bool:
 
 def _matching(field: Field, spec: GpuSpec, refused: list[NotHere]) -> list[str]:
     if spec.vendor not in (None, "google"):
-        raise NotHere(field, f"{spec.vendor} makes no TPUs, and Podway runs TPUs only", "name a slice: v5litepod-8")
-    if not (spec.vendor or spec.names or spec.memory):
-        raise NotHere(field, f"{field.found} counts GPUs, and Podway runs TPUs", "name a slice: v5litepod-8")
+        raise NotHere(field, f"{spec.vendor} makes no TPUs, and Podway runs TPUs only", RUN_ON_TPU)
+    if not (spec.vendor or spec.names):
+        by = "by memory" if spec.memory else "by number"
+        raise NotHere(field, f"{field.found} asks for GPUs {by}, and Podway runs TPUs only", RUN_ON_TPU)
     if spec.names:
         named = [(name, _named(field, name, refused)) for name in spec.names]
         if any(found for _, found in named):
@@ -129,7 +130,7 @@ def _matching(field: Field, spec: GpuSpec, refused: list[NotHere]) -> list[str]:
 def _check_count(field: Field, spec: GpuSpec) -> None:
     if spec.count and not spec.count.holds(1):
         raise field.error(
-            f"a count of {spec.count} cannot be had: a slice is one accelerator",
+            f"a count of {spec.count} is not possible: a slice is one accelerator",
             "remove the count; for several slices of a task set `nodes`",
         )
 
@@ -141,7 +142,7 @@ def _named(field: Field, name: str, refused: list[NotHere]) -> Slice | None:
         what = error.what.rstrip(".")
         if is_tpu_name(name):
             raise field.error(what, error.hint) from None
-        refused.append(NotHere(field, what, error.hint))
+        refused.append(NotHere(field, what, RUN_ON_TPU))
         return None
 
 

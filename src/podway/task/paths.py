@@ -8,14 +8,15 @@ import msgspec
 
 from podway.errors import UserError
 from podway.task.fields import Field
-from podway.task.yamlfile import MAX_BYTES
+from podway.task.yamlfile import MAX_BYTES, too_large
 
 
 def read_file(path: str, what: str, shown: str) -> bytes:
     """The bytes of a small file a person named, as `shown`; `what` says what it should be ("a task file")."""
     try:
         with open(path, "rb") as file:
-            return file.read(MAX_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
+            size = max(len(data), os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         raise UserError(f"{shown}: no such file", f"give the path of {what}") from None
     except IsADirectoryError:
@@ -23,6 +24,9 @@ def read_file(path: str, what: str, shown: str) -> bytes:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UserError(f"{shown}: cannot be read: {why}", f"give the path of {what} you may read") from None
+    if len(data) > MAX_BYTES:
+        raise too_large(shown, size)
+    return data
 
 
 def absolute(text: str, base: Path, local_env: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from podway.task.fields import Field
 from podway.task.paths import absolute, read_file
 from podway.task.skypilot import read_skypilot
 from podway.task.task import Task
-from podway.task.yamlfile import Entry, Mapping, Node, Scalar, parse
+from podway.task.yamlfile import KeyValue, Mapping, Node, Scalar, parse
 
 Dialect = Literal["skypilot", "dstack"]
 
@@ -53,7 +53,7 @@ def task_from_command(command: str, overrides: Overrides = Overrides()) -> Task:
     if not command.strip():
         raise UserError("the command is empty", "give a task file or a bash command")
     value = Scalar(line=1, column=1, text=command)
-    entries = {"run": Entry(Scalar(line=1, column=1, text="run"), value)}
+    entries = {"run": KeyValue(Scalar(line=1, column=1, text="run"), value)}
     cwd = overrides.here
     return read_skypilot(Field("<command>", Mapping(line=1, column=1, entries=entries)), overrides, (cwd,))
 

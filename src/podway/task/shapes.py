@@ -10,11 +10,12 @@ What a *combination* of values means is the reader's work, not a shape's.
 """
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from podway.task.fields import Field, did_you_mean, looks_whole
+from podway.task.problems import Problems
 from podway.task.yamlfile import Mapping, Node, Scalar, Sequence
 
 
@@ -88,20 +89,45 @@ class Either(Shape, frozen=True, kw_only=True):
     options: tuple[Shape, ...]
 
 
-def check(field: Field, shape: Shape, notes: list[str]) -> None:
-    """Raise a `UserError` where the value does not have the shape; add a note for each key without effect."""
+class Findings(NamedTuple):
+    """What a check gathers."""
+
+    notes: list[str]
+    unused: Problems  # keys that are unknown or refused
+    malformed: Problems  # values that are missing or of another shape
+
+
+def check(field: Field, shape: Shape, notes: list[str], problems: Problems) -> None:
+    """Gather every place that does not have its shape, and a note for each key without effect.
+
+    Readers never look at a key that is unknown or refused, so reading can go on and find more; where a value is malformed or
+    missing it cannot, and what was gathered is raised.
+    """
+    found = Findings(notes, problems, Problems())
+    _check(field, shape, found)
+    if found.malformed.found:
+        problems.found += found.malformed.found
+        problems.raise_any()
+
+
+def _check(field: Field, shape: Shape, found: Findings) -> None:
+    """One bad value does not hide the next."""
+    found.malformed.read(lambda: _check_one(field, shape, found), None)
+
+
+def _check_one(field: Field, shape: Shape, found: Findings) -> None:
     while isinstance(shape, Either):
         shape = _choose(field, shape)
     if not _looks_like(field.node, shape):
         raise field.error(f"expected {_name(shape)}, found {field.found}", _how(shape))
     match shape:
         case Table():
-            _check_table(field, shape, notes)
+            _check_table(field, shape, found)
         case MapOf():
-            _check_map(field, shape, notes)
+            _check_map(field, shape, found)
         case ListOf():
             for item in field.items():
-                check(item, shape.item, notes)
+                _check(item, shape.item, found)
         case Text():
             _check_text(field, shape)
         case Whole():
@@ -112,33 +138,37 @@ def check(field: Field, shape: Shape, notes: list[str]) -> None:
             field.flag()
 
 
-def _check_table(field: Field, table: Table, notes: list[str]) -> None:
+def _check_table(field: Field, table: Table, found: Findings) -> None:
     assert isinstance(field.node, Mapping)
     for name, below in field.entries().items():
         key = table.keys.get(name)
         if key is None:
             at = field.node.entries[name].key
-            raise below.error("unknown key", did_you_mean(name, table.keys), at=at)
+            found.unused.found.append(below.error("unknown key", did_you_mean(name, table.keys), at=at))
+            continue
         if below.is_null:
             continue
         if key.refuse:
-            raise below.error(key.refuse[0], key.refuse[1], at=field.node.entries[name].key)
-        check(below, key.shape, notes)
+            found.unused.found.append(below.error(key.refuse[0], key.refuse[1], at=field.node.entries[name].key))
+            continue
+        _check(below, key.shape, found)
         if key.note:
-            notes.append(f"{below.path}: {key.note}")
+            found.notes.append(f"{below.path}: {key.note}")
     for name in table.required:
         if field.get(name) is None:
-            raise field.error(f"`{name}` is required", f"add a `{name}:` line: {table.keys[name].about}")
+            what = f"`{name}` is required"
+            found.malformed.found.append(field.error(what, f"add a `{name}:` line: {table.keys[name].about}"))
 
 
-def _check_map(field: Field, shape: MapOf, notes: list[str]) -> None:
+def _check_map(field: Field, shape: MapOf, found: Findings) -> None:
     assert isinstance(field.node, Mapping)
     for name, below in field.entries().items():
         if shape.key and not re.fullmatch(shape.key, name):
             at = field.node.entries[name].key
-            raise field.error(f"`{name}` is not a valid name here", f"names match {shape.key}", at=at)
-        if not (below.is_null and shape.nullable):
-            check(below, shape.value, notes)
+            what = f"`{name}` is not a valid name here"
+            found.malformed.found.append(field.error(what, f"names match {shape.key}", at=at))
+        elif not (below.is_null and shape.nullable):
+            _check(below, shape.value, found)
 
 
 def _check_text(field: Field, shape: Text) -> None:

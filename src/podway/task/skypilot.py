@@ -15,11 +15,12 @@ from podway.task.environment import Declared, Overrides, Supplied, settle, subst
 from podway.task.fields import Field, FlagField, shorten
 from podway.task.mounts import read_file_mounts, read_volumes, read_workdir
 from podway.task.paths import LocalMachine
+from podway.task.problems import Problems
 from podway.task.shapes import check
 from podway.task.skypilot_keys import TASK
 from podway.task.skypilot_resources import first, read_autostop, read_disks, read_recovery, read_resources
 from podway.task.skypilot_service import read_service
-from podway.task.task import Git, LocalDir, Resources, Task
+from podway.task.task import FileMount, Git, LocalDir, Resources, Task, Volume
 from podway.task.values import sky_name
 
 _SUBSTITUTED = ("workdir", "file_mounts", "volumes", "service")
@@ -36,38 +37,49 @@ def read_skypilot(root: Field, overrides: Overrides, bases: tuple[Path, ...]) ->
     notes: list[str] = []
     declared = _declared(root)
     root = _with_variables(root, declared, given)
-    check(root, TASK, notes)
-    env, secrets = settle(declared, given, {})
-    resources, in_order = read_resources(root.get("resources"), overrides, notes)
-    resources = _with_config(root.get("config"), resources, notes)
+    problems = Problems()
+    check(root, TASK, notes, problems)
+    read = problems.read
     local = LocalMachine(bases, overrides.local_env)
-    section = root.get("file_mounts")
-    mounts, volumes = read_file_mounts(section, local, notes) if section else ([], [])
-    named = root.get("volumes")
-    volumes += read_volumes(named) if named else []
-    volumes += read_disks(first(root.get("resources"), "volumes"))
-    service = root.get("service")
-    priority = first(root.get("resources"), "priority")
-    return Task(
-        name=_name(root, overrides),
+    env, secrets = read(lambda: settle(declared, given, {}), ({}, {}))
+    resources, in_order = read(lambda: _resources(root, overrides, notes), ((), False))
+    mounts, volumes = read(lambda: _mounts(root, local, notes), ([], []))
+    whole = root.get("resources")
+    service, priority = root.get("service"), first(whole, "priority")
+    task = Task(
+        name=read(lambda: _name(root, overrides), None),
         kind="service" if service else "task",
         dialect="skypilot",
         resources=resources,
         ordered=in_order,
-        slices=_slices(root, overrides, resources),
+        slices=read(lambda: _slices(root, overrides, resources), 1),
         setup=_script(root, "setup"),
         run=overrides.run if overrides.run is not None else _script(root, "run"),
         env=env,
         secrets=secrets,
-        workdir=_workdir(root, overrides, local),
+        workdir=read(lambda: _workdir(root, overrides, local), None),
         file_mounts=tuple(mounts),
         volumes=tuple(volumes),
-        autostop=read_autostop(first(root.get("resources"), "autostop")),
-        recovery=read_recovery(first(root.get("resources"), "job_recovery", "spot_recovery")),
+        autostop=read(lambda: read_autostop(first(whole, "autostop")), None),
+        recovery=read(lambda: read_recovery(first(whole, "job_recovery", "spot_recovery")), None),
         priority=priority.integer() if priority else 0,
-        service=read_service(service, resources, notes) if service else None,
+        service=read(lambda: read_service(service, resources, notes), None) if service else None,
         notes=tuple(notes),
     )
+    problems.raise_any()
+    return task
+
+
+def _resources(root: Field, overrides: Overrides, notes: list[str]) -> tuple[tuple[Resources, ...], bool]:
+    resources, in_order = read_resources(root.get("resources"), overrides, notes)
+    return _with_config(root.get("config"), resources, notes), in_order
+
+
+def _mounts(root: Field, local: LocalMachine, notes: list[str]) -> tuple[list[FileMount], list[Volume]]:
+    section, named = root.get("file_mounts"), root.get("volumes")
+    mounts, volumes = read_file_mounts(section, local, notes) if section else ([], [])
+    volumes += read_volumes(named) if named else []
+    return mounts, [*volumes, *read_disks(first(root.get("resources"), "volumes"))]
 
 
 def _declared(root: Field) -> dict[str, Declared]:
@@ -104,7 +116,7 @@ def _with_variables(root: Field, declared: Mapping[str, Declared], given: Suppli
         section = root.get(key)
         if section is not None:
             node = substitute(section, env, dict.fromkeys(hidden, "")).node
-            entries[key] = yamlfile.Entry(entries[key].key, node)
+            entries[key] = yamlfile.KeyValue(entries[key].key, node)
     return Field(root.file, msgspec.structs.replace(root.node, entries=entries), root.path)
 
 
@@ -121,7 +133,7 @@ def _slices(root: Field, overrides: Overrides, resources: tuple[Resources, ...])
         field = FlagField("--num-nodes", str(overrides.num_nodes))
     count = field.integer() if field else 1
     if field and not 1 <= count <= 10_000:
-        raise field.error(f"{count} slices cannot be had", "write 1 or more")
+        raise field.error(f"{count} is out of range", "must be at least 1 and at most 10,000")
     node = next((one for one in resources if one.accelerator and not one.accelerator.tpu_vm), None)
     if field and node and count > 1:
         raise field.error("a TPU Node has one host, and so one node", "set num_nodes to 1, or use a TPU VM")

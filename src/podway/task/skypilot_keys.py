@@ -77,17 +77,19 @@ _ACCELERATOR_ARGS = Table(
     }
 )
 
+_ACCELERATORS = Either(
+    options=(
+        ListOf(item=Text(form="a TPU such as tpu-v6e-8")),
+        MapOf(value=Number(), nullable=True),
+        Text(form="a TPU such as tpu-v6e-8"),
+    )
+)
+
 _RESOURCES_KEYS: dict[str, Key] = {
     "accelerators": _about(
-        Either(
-            options=(
-                ListOf(item=Text(form="a TPU such as tpu-v6e-8")),
-                MapOf(value=Number(), nullable=True),
-                Text(form="a TPU such as tpu-v6e-8"),
-            )
-        ),
-        "The slice: tpu-v6e-8; a list is tried in order, a set {a, b} cheapest first.",
+        _ACCELERATORS, "The slice: tpu-v6e-8; a list is tried in order, a set {a, b} cheapest first."
     ),
+    "gpus": _about(_ACCELERATORS, "Another name of `accelerators`."),
     "accelerator_args": _about(_ACCELERATOR_ARGS, "More about the slice."),
     "infra": _about(Text(), "Where: cloud[/region[/zone]], `*` for any: gcp/us-east5, local."),
     "cloud": _about(Text(), "The cloud; `infra` says the same."),

@@ -13,7 +13,7 @@ import itertools
 from podway.catalog.slices import find_slice
 from podway.errors import UserError
 from podway.task import places
-from podway.task.accelerators import SliceOptions, accelerator
+from podway.task.accelerators import SliceOptions, accelerator, check_cpu_machine
 from podway.task.environment import Overrides
 from podway.task.fields import Field, FlagField, Layers, NotHere
 from podway.task.task import Accelerator, Autostop, Placement, Recovery, Resources, Volume
@@ -64,7 +64,7 @@ def _accelerator_names(layer: Layers, overrides: Overrides) -> tuple[list[tuple[
             return [(flag, None)], False
         words = [word.strip() for word in overrides.tpus.split(",")]
         return [(flag, word) for word in words], False
-    field = layer.get("accelerators")
+    field = _accelerators(layer)
     if field is None:
         return [(layer.inner, None)], False
     if field.is_mapping:
@@ -78,12 +78,20 @@ def _accelerator_names(layer: Layers, overrides: Overrides) -> tuple[list[tuple[
     return [(at, text) for at, text in named], field.is_list
 
 
+def _accelerators(layer: Layers) -> Field | None:
+    """`gpus` is another name of `accelerators`."""
+    field, alias = layer.get("accelerators"), layer.get("gpus")
+    if field and alias:
+        raise alias.error("accelerators is given too", "keep accelerators; gpus is another name of it")
+    return field or alias
+
+
 def _counted(name: str, count: Field) -> str:
     if count.is_null:
         return name
     number = count.number()
     if number != int(number) or number < 1:
-        raise count.error(f"{number:g} of a TPU cannot be had", "write 1: a slice is taken whole")
+        raise count.error(f"{number:g} of a TPU is not possible", "write 1: a slice is taken whole")
     return f"{name}:{int(number)}"
 
 
@@ -99,7 +107,7 @@ def _resources(layer: Layers, at: Field, name: str | None, overrides: Overrides,
             placement=placement,
             spot="yes" if spot else "no",
             max_hourly_cost=cost.number() if cost else None,
-            instance_type=_instance_type(kind, slice_wanted) if kind else None,
+            instance_type=_instance_type(kind, slice_wanted, overrides, notes) if kind else None,
             cpus=_host_size(layer, "cpus", "", slice_wanted, notes),
             memory=_host_size(layer, "memory", "g", slice_wanted, notes),
             disk_gb=_disk(layer),
@@ -154,7 +162,7 @@ def _check_tier(layer: Layers, wanted: Accelerator | None, spot: bool) -> None:
 
 def _same_generation(layer: Layers, name: str) -> bool:
     """Whether the slice a flag names is of the generation the file was written for."""
-    own = layer.get("accelerators")
+    own = _accelerators(layer)
     if own is None or own.is_mapping or own.is_list:
         return False
     try:
@@ -200,8 +208,14 @@ def _images(layer: Layers, where: Placement) -> list[tuple[Placement, str | None
     return [(where, by_region[where.region])]
 
 
-def _instance_type(field: Field, wanted: Accelerator | None) -> str:
+def _instance_type(field: Field, wanted: Accelerator | None, overrides: Overrides, notes: list[str]) -> str | None:
     kind = field.words()
+    if wanted is None:
+        check_cpu_machine(field, kind)
+        return kind
+    if overrides.tpus is not None and kind.upper() != "TPU-VM":
+        _note(notes, f"{field.path}: {kind} is not used, since --tpus names the machines")
+        return None
     if wanted and wanted.tpu_vm and kind.upper() != "TPU-VM" and not kind.startswith("ct"):
         raise field.error(
             f"{kind} is not the host of a TPU VM", "remove instance_type; for a legacy TPU Node set tpu_vm: false"

@@ -10,11 +10,11 @@ from typing import Literal
 import msgspec
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class TaskPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base of every part of a Task: immutable, compact in JSON, strict when read."""
 
 
-class Accelerator(Record, frozen=True):
+class Accelerator(TaskPart, frozen=True):
     """One slice type, as the person may have written it and as the Cloud TPU API spells it."""
 
     type: str  # canonical accelerator type, e.g. 'v6e-16', 'v5litepod-8'
@@ -27,7 +27,7 @@ class Accelerator(Record, frozen=True):
     best_effort: bool = False  # capacity that may be taken back, at the price of on demand
 
 
-class Placement(Record, frozen=True):
+class Placement(TaskPart, frozen=True):
     """Where a slice may be: any part that is None is free."""
 
     provider: str | None = None  # 'gcp', 'local', 'ssh', 'gke'
@@ -35,7 +35,7 @@ class Placement(Record, frozen=True):
     zone: str | None = None
 
 
-class Resources(Record, frozen=True):
+class Resources(TaskPart, frozen=True):
     """One acceptable set of resources; a Task holds one or several of them."""
 
     accelerator: Accelerator | None = None  # None: a task for CPU hosts only
@@ -52,13 +52,13 @@ class Resources(Record, frozen=True):
     network: str | None = None
 
 
-class LocalDir(Record, frozen=True, tag="dir"):
+class LocalDir(TaskPart, frozen=True, tag="dir"):
     """A directory or file on the machine the command is typed on; `path` is absolute after reading."""
 
     path: str
 
 
-class Git(Record, frozen=True, tag="git"):
+class Git(TaskPart, frozen=True, tag="git"):
     """A repository cloned on every host."""
 
     url: str
@@ -66,7 +66,7 @@ class Git(Record, frozen=True, tag="git"):
     hash: str | None = None
 
 
-class Bucket(Record, frozen=True, tag="bucket"):
+class Bucket(TaskPart, frozen=True, tag="bucket"):
     """Object storage, copied or mounted."""
 
     uri: str  # gs://name/prefix
@@ -78,20 +78,20 @@ class Bucket(Record, frozen=True, tag="bucket"):
     options: dict[str, str] = {}  # tuning of the mount, under the names of the file: vfs_cache_max_size, ...
 
 
-class Url(Record, frozen=True, tag="url"):
+class Url(TaskPart, frozen=True, tag="url"):
     """A file fetched over http(s) on every host."""
 
     url: str
 
 
-class FileMount(Record, frozen=True):
+class FileMount(TaskPart, frozen=True):
     """Where on each host something appears, and what."""
 
     target: str  # absolute, or under the home (`~/x`), or relative to the workdir
     source: LocalDir | Git | Bucket | Url
 
 
-class Volume(Record, frozen=True):
+class Volume(TaskPart, frozen=True):
     """A disk (by name) or a directory of the host itself (by path), seen under `path` on every host."""
 
     path: str
@@ -102,14 +102,14 @@ class Volume(Record, frozen=True):
     optional: bool = False  # go on without it where the provider has none
 
 
-class Registry(Record, frozen=True):
+class Registry(TaskPart, frozen=True):
     """Who pulls the image. The password is in Task.secrets, under the name given here."""
 
     username: str
     password_secret: str
 
 
-class Autostop(Record, frozen=True):
+class Autostop(TaskPart, frozen=True):
     """Stop (or take down) a cluster that has been idle this long."""
 
     idle_minutes: float
@@ -117,7 +117,7 @@ class Autostop(Record, frozen=True):
     wait_for: Literal["jobs", "jobs_and_ssh", "none"] = "jobs_and_ssh"
 
 
-class Recovery(Record, frozen=True):
+class Recovery(TaskPart, frozen=True):
     """What brings a job back by itself."""
 
     events: tuple[Literal["no-capacity", "interruption", "error"], ...] = ("no-capacity", "interruption")
@@ -127,7 +127,7 @@ class Recovery(Record, frozen=True):
     duration_s: int | None = None  # give up after this long; None: never
 
 
-class Scaling(Record, frozen=True):
+class Scaling(TaskPart, frozen=True):
     """How many replicas a service keeps."""
 
     min_replicas: int = 1
@@ -140,7 +140,7 @@ class Scaling(Record, frozen=True):
     down_delay_s: int = 600
 
 
-class Probe(Record, frozen=True):
+class Probe(TaskPart, frozen=True):
     """How to tell that a replica is ready."""
 
     path: str = "/"
@@ -155,7 +155,7 @@ class Probe(Record, frozen=True):
     fail_after_s: float | None = None  # unanswered this long: the replica is replaced; None: the server decides
 
 
-class ServedModel(Record, frozen=True):
+class ServedModel(TaskPart, frozen=True):
     """The model a service offers to OpenAI clients."""
 
     name: str
@@ -165,7 +165,7 @@ class ServedModel(Record, frozen=True):
     eos_token: str | None = None
 
 
-class RateLimit(Record, frozen=True):
+class RateLimit(TaskPart, frozen=True):
     """At most `rps` requests a second under a path prefix, for each key."""
 
     prefix: str = "/"
@@ -175,7 +175,7 @@ class RateLimit(Record, frozen=True):
     burst: int = 0
 
 
-class Service(Record, frozen=True):
+class Service(TaskPart, frozen=True):
     """What makes a task a service: a port, replicas, probes, and perhaps a model name."""
 
     port: int
@@ -191,7 +191,7 @@ class Service(Record, frozen=True):
     load_balancing: str | None = None
 
 
-class DevEnvironment(Record, frozen=True):
+class DevEnvironment(TaskPart, frozen=True):
     """An interactive host: an IDE to link to, and what to run first."""
 
     ide: str | None = None
@@ -199,7 +199,7 @@ class DevEnvironment(Record, frozen=True):
     inactivity_s: int | None = None
 
 
-class Task(Record, frozen=True):
+class Task(TaskPart, frozen=True):
     """All that a task file says, resolved: no null environment, no unset variable, no relative path."""
 
     name: str | None = None

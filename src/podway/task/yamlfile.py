@@ -10,7 +10,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 import yaml
@@ -20,6 +20,7 @@ from podway.errors import UserError
 MAX_BYTES = 1 << 20  # a task file is pages, not megabytes
 MAX_DEPTH = 40
 MAX_NODES = 50_000  # after aliases are expanded
+MAX_EXPANDED = 2 * MAX_BYTES  # bytes of text after aliases are expanded
 
 Kind = Literal["str", "int", "float", "bool", "null", "timestamp"]
 
@@ -61,7 +62,7 @@ class Sequence(Node, frozen=True, kw_only=True):
     items: tuple[Node, ...]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class KeyValue(msgspec.Struct, frozen=True):
     """A key of a mapping and its value."""
 
     key: Scalar
@@ -71,7 +72,7 @@ class Entry(msgspec.Struct, frozen=True):
 class Mapping(Node, frozen=True, kw_only=True):
     """Values by key, in the order of the file; keys are the text as written."""
 
-    entries: dict[str, Entry]
+    entries: dict[str, KeyValue]
 
 
 def parse(data: bytes | str, name: str) -> list[Node]:
@@ -92,13 +93,18 @@ def parse(data: bytes | str, name: str) -> list[Node]:
     return composer.documents
 
 
+def too_large(name: str, size: int) -> UserError:
+    """The complaint about a file that is no task file by its size alone."""
+    return UserError(
+        f"{name}: the file has {size:,} bytes; a task file may have at most {MAX_BYTES:,}",
+        "give the path of a task file; large data belongs in workdir or file_mounts",
+    )
+
+
 def _decode(data: bytes | str, name: str) -> str:
     raw = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
     if len(raw) > MAX_BYTES:
-        raise UserError(
-            f"{name}: {len(raw)} bytes, and a task file may have {MAX_BYTES}",
-            "give the path of a task file; large data belongs in workdir or file_mounts",
-        )
+        raise too_large(name, len(raw))
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UserError(f"{name}:1:1: the file is UTF-16", "save it as UTF-8")
     try:
@@ -128,10 +134,22 @@ def one_line(what: object) -> str:
     return _UNPRINTABLE.sub(" ", str(what))[:300]
 
 
+class Extent(NamedTuple):
+    """How large a node is when every alias in it is written out."""
+
+    nodes: int
+    text: int  # characters
+    height: int
+
+    def holding(self, child: "Extent") -> "Extent":
+        """The extent of a collection, with one more child."""
+        return Extent(self.nodes + child.nodes, self.text + child.text, max(self.height, child.height + 1))
+
+
 class _Open:
     """A collection whose end has not been read yet."""
 
-    __slots__ = ("anchor", "children", "column", "height", "is_mapping", "line", "size")
+    __slots__ = ("anchor", "children", "column", "extent", "is_mapping", "line")
 
     def __init__(self, event: Any, is_mapping: bool) -> None:
         self.is_mapping = is_mapping
@@ -139,25 +157,24 @@ class _Open:
         self.line: int = event.start_mark.line + 1
         self.column: int = event.start_mark.column + 1
         self.children: list[Node] = []
-        self.size = 1
-        self.height = 1
+        self.extent = Extent(nodes=1, text=0, height=1)
 
 
 class _Composer:
-    """Events in, documents out. `size` and `height` count what aliases expand to, so that both stay bounded."""
+    """Events in, documents out. Extents count what aliases expand to, so that memory and output stay bounded."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.documents: list[Node] = []
         self.stack: list[_Open] = []
-        self.anchors: dict[str, tuple[Node, int, int]] = {}  # name -> node, size, height
+        self.anchors: dict[str, tuple[Node, Extent]] = {}
+        self.has_aliases = False
 
     def take(self, event: Any) -> None:
         if isinstance(event, yaml.ScalarEvent):
-            self._add(self._scalar(event), 1, 1, event.anchor)
+            self._add(self._scalar(event), Extent(nodes=1, text=len(event.value), height=1), event.anchor)
         elif isinstance(event, yaml.AliasEvent):
-            node, size, height = self._alias(event)
-            self._add(node, size, height, None)
+            self._add(*self._alias(event), None)
         elif isinstance(event, yaml.CollectionStartEvent):
             is_mapping = isinstance(event, yaml.MappingStartEvent)
             self._check_tag(event, ("map", "set") if is_mapping else ("seq",))
@@ -167,28 +184,31 @@ class _Composer:
         elif isinstance(event, yaml.CollectionEndEvent):
             opened = self.stack.pop()
             node = self._mapping(opened) if opened.is_mapping else self._sequence(opened)
-            self._add(node, opened.size, opened.height, opened.anchor)
+            self._add(node, opened.extent, opened.anchor)
         elif isinstance(event, yaml.DocumentStartEvent):
             self.anchors = {}
 
-    def _add(self, node: Node, size: int, height: int, anchor: str | None) -> None:
+    def _add(self, node: Node, extent: Extent, anchor: str | None) -> None:
         if anchor is not None:
-            self.anchors[anchor] = (node, size, height)
+            self.anchors[anchor] = (node, extent)
         if not self.stack:
             if not (isinstance(node, Scalar) and node.kind == "null"):
                 self.documents.append(node)
             return
         parent = self.stack[-1]
         parent.children.append(node)
-        parent.size += size
-        parent.height = max(parent.height, height + 1)
-        if parent.size > MAX_NODES or parent.height > MAX_DEPTH:
-            raise self._error(
-                parent.line,
-                parent.column,
-                "too large when its aliases are expanded",
-                "write it without so many aliases",
-            )
+        parent.extent = parent.extent.holding(extent)
+        self._check_extent(parent)
+
+    def _check_extent(self, opened: _Open) -> None:
+        extent = opened.extent
+        if extent.nodes <= MAX_NODES and extent.text <= MAX_EXPANDED and extent.height <= MAX_DEPTH:
+            return
+        what, hint = "too large when its aliases are expanded", "write it without so many aliases"
+        if not self.has_aliases:
+            what = f"more than {MAX_NODES:,} values in one file"
+            hint = "large data belongs in workdir or file_mounts"
+        raise self._error(opened.line, opened.column, what, hint)
 
     def _scalar(self, event: Any) -> Scalar:
         tag = event.tag
@@ -207,7 +227,8 @@ class _Composer:
             tag = event.tag.replace(_TAG, "!!")
             self._fail(event, f"the tag {tag} has no meaning in a task file", "remove the tag")
 
-    def _alias(self, event: Any) -> tuple[Node, int, int]:
+    def _alias(self, event: Any) -> tuple[Node, Extent]:
+        self.has_aliases = True
         if any(opened.anchor == event.anchor for opened in self.stack):
             self._fail(event, f"the alias *{event.anchor} stands inside its own anchor", "write the value out")
         if event.anchor not in self.anchors:
@@ -218,8 +239,8 @@ class _Composer:
         return Sequence(line=opened.line, column=opened.column, items=tuple(opened.children))
 
     def _mapping(self, opened: _Open) -> Mapping:
-        entries: dict[str, Entry] = {}
-        merged: dict[str, Entry] = {}
+        entries: dict[str, KeyValue] = {}
+        merged: dict[str, KeyValue] = {}
         for key, value in _pairs(opened.children):
             if not isinstance(key, Scalar):
                 raise self._error(key.line, key.column, "a key must be a word", "a list or mapping cannot be a key")
@@ -238,7 +259,7 @@ class _Composer:
                     for text, entry in source.entries.items():
                         merged.setdefault(text, entry)
                 continue
-            entries[key.text] = Entry(key, value)
+            entries[key.text] = KeyValue(key, value)
         if merged:
             entries = {**{k: e for k, e in merged.items() if k not in entries}, **entries}
         return Mapping(line=opened.line, column=opened.column, entries=entries)
