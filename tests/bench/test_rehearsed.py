@@ -1,15 +1,15 @@
-"""What the compiler said, as it is recorded in docs/measurements: the estimates and the planner are held to it."""
+"""What the compiler reported, as it is recorded in docs/measurements: the estimates and the planner are held to it."""
 
 import msgspec
 import pytest
-from tools.bench.rehearsed import BYTES, GRID, JOBS, Weighed, jobs, weighed
+from tools.bench.rehearsed import BYTES, GRID, JOBS, CompiledBytes, jobs, weighed
 
 from podway.catalog.slices import find_slice
 from podway.model.families import find_model
 from podway.plan.memory import GIB
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.program import each
-from podway.rehearse.rehearsal import Said
+from podway.rehearse.rehearsal import CompileReport
 from podway.rehearse.timeline import estimate
 
 
@@ -27,22 +27,22 @@ def test_mfu_of_the_four_jobs_on_one_slice() -> None:
 
 def test_the_estimate_is_of_the_program_and_not_of_its_name() -> None:
     """Slower links, more bytes or more turns make the same program slower: nothing is looked up."""
-    said = msgspec.json.decode(JOBS.read_bytes(), type=dict[str, Said])["64b-1"]
-    assert said.program is not None
+    report = msgspec.json.decode(JOBS.read_bytes(), type=dict[str, CompileReport])["64b-1"]
+    assert report.program is not None
     fabric = Fabric(find_slice("v5litepod-256"))
-    before = estimate(said.program, fabric)
-    once = [msgspec.structs.replace(op, turns=1) if op.kind == "loop" else op for op in said.program.ops]
-    less = estimate(msgspec.structs.replace(said.program, ops=tuple(once)), fabric)
+    before = estimate(report.program, fabric)
+    once = [msgspec.structs.replace(op, turns=1) if op.kind == "loop" else op for op in report.program.ops]
+    less = estimate(msgspec.structs.replace(report.program, ops=tuple(once)), fabric)
     assert less.point < before.point / 20, "64 layers"
-    flat = estimate(said.program, Fabric(find_slice("v6e-256")))
+    flat = estimate(report.program, Fabric(find_slice("v6e-256")))
     assert flat.point < before.point / 2, "another chip"
 
 
 def test_the_recorded_flops_are_those_of_the_model() -> None:
     """Forward, both gradients, and what full remat computes again: all but the last product of each branch."""
-    said = msgspec.json.decode(JOBS.read_bytes(), type=dict[str, Said])["32b-1"]
-    assert said.program is not None
-    counted = sum(times * op.flops for op, times in each(said.program.ops))
+    report = msgspec.json.decode(JOBS.read_bytes(), type=dict[str, CompileReport])["32b-1"]
+    assert report.program is not None
+    counted = sum(times * op.flops for op, times in each(report.program.ops))
     shape, tokens = find_model("32b"), 4 * 2048
     d, heads, ff = shape.d_model, shape.heads * shape.d_head, shape.d_ff
     layer = 4 * d * heads + 2 * d * ff
@@ -63,6 +63,6 @@ def test_the_grid_has_every_axis_and_every_kind_of_step() -> None:
         assert any(cell.sizes.size(axis) > 1 for cell in GRID), axis
     assert {"none", "minimal", "save_context", "full"} <= {cell.remat for cell in GRID}
     assert {find_slice(cell.slice).generation for cell in GRID} >= {"v4", "v5e", "v5p", "v6e"}
-    recorded = msgspec.json.decode(BYTES.read_bytes(), type=list[Weighed])
+    recorded = msgspec.json.decode(BYTES.read_bytes(), type=list[CompiledBytes])
     assert [row.cell for row in recorded] == list(GRID)
     assert all(row.bytes > GIB for row in recorded)

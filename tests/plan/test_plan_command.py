@@ -63,7 +63,7 @@ def test_t5_is_planned_by_its_tile() -> None:
     page = plan(*words, "--tile", "4,2,2,1")
     assert page.startswith("t5-1.1-xxl (t5x): 11.13 B parameters")
     assert "4x2x2x1" in page and "308k" in page
-    assert refused(*words, "--tile", "2,2,2,1").what.startswith("t5-1.1-xxl does not run so: v4-512: OOM by")
+    assert refused(*words, "--tile", "2,2,2,1").what.startswith("t5-1.1-xxl does not fit: v4-512: OOM by")
 
 
 def test_finetune() -> None:
@@ -119,14 +119,14 @@ def test_a_config_json_of_another_architecture(verb: str, tmp_path: Path) -> Non
         (("train", "llama3.1-8b", "--mesh", "fsdp=8"), "--mesh needs one slice"),
         (("train", "llama3.1-8b", "--tpu", "v6e-8", "--mesh", "rows=8"), "an axis 'rows'"),
         (("train", "llama3.1-8b", "--tpu", "v6e-8", "--mesh", "fsdp=4"), "there are 8"),
-        (("train", "llama3.1-405b", "--tpu", "v6e-8"), "does not run so on v6e-8: OOM by"),
+        (("train", "llama3.1-405b", "--tpu", "v6e-8"), "does not fit on v6e-8: OOM by"),
         (("train", "llama3.1-8b", "--plot", "plan.gif"), "cannot draw"),
-        (("train", "llama3.1-8b", "--plot", "nowhere/plan.png"), "there is no directory"),
+        (("train", "llama3.1-8b", "--plot", "nowhere/plan.png"), "no such directory"),
         (("finetune", "llama3.1-8b", "--int8-base"), "int8 weights cannot be trained"),
-        (("serve", "llama3.1-405b", "--tpu", "v5e-8"), "no slice of 1 serves llama3.1-405b"),
+        (("serve", "llama3.1-405b", "--tpu", "v5e-8"), "none of 1 slices can serve llama3.1-405b"),
         (("serve", "llama3.1-8b", "--rps", "0"), "rate is 0"),
         (("serve", "llama3.1-8b", "--ttft", "soon"), "is not a duration above 0"),
-        (("explain", "love"), "nothing is explained under 'love'"),
+        (("explain", "love"), "unknown topic 'love'"),
     ],
 )
 def test_mistakes_get_one_clear_line(words: tuple[str, ...], message: str) -> None:

@@ -9,10 +9,10 @@ from podway.catalog.slices import all_slices, find_slice, slices_of
 from podway.errors import UserError
 from podway.model.families import find_model
 from podway.model.layout import MeshShape
-from podway.plan.finetune import finetune_template, search_finetune
+from podway.plan.finetune import DEFAULT_SEQUENCES, finetune_template
 from podway.plan.picking import Needs, pick_slice, slices_named
 from podway.plan.plans import notes_on
-from podway.plan.search import ROOM, Wish, deadline_met, fits, plan_train, search_train
+from podway.plan.search import ROOM, PlanOptions, deadline_met, plan_train, search_train
 from podway.plan.serve import Load
 from podway.plan.training import REMAT, Adapters, Training
 
@@ -20,7 +20,7 @@ LLAMA = find_model("llama3.1-8b")
 
 
 def test_every_plan_fits_with_room_and_divides_its_batch() -> None:
-    search = search_train(LLAMA, Wish(seq=8192), all_slices())
+    search = search_train(LLAMA, PlanOptions(seq=8192), all_slices())
     assert len(search.plans) > 200
     for plan in search.plans:
         assert plan.memory.total <= ROOM * plan.memory.limit
@@ -34,46 +34,46 @@ def test_every_plan_fits_with_room_and_divides_its_batch() -> None:
 
 
 def test_cheapest_token_first_and_unknown_prices_last() -> None:
-    costs = [plan.dollars_per_million_tokens for plan in search_train(LLAMA, Wish(seq=8192), all_slices()).plans]
+    costs = [plan.dollars_per_million_tokens for plan in search_train(LLAMA, PlanOptions(seq=8192), all_slices()).plans]
     known = [cost for cost in costs if cost is not None]
     assert known == sorted(known) and len(known) < len(costs)
     assert all(cost is None for cost in costs[len(known) :])
 
 
 def test_one_slice_shows_every_mesh_fastest_first() -> None:
-    search = search_train(LLAMA, Wish(seq=8192), [find_slice("v6e-64")])
+    search = search_train(LLAMA, PlanOptions(seq=8192), [find_slice("v6e-64")])
     rates = [plan.tokens_per_second for plan in search.plans]
     assert len(rates) > 5 and rates == sorted(rates, reverse=True)
     assert len({str(plan.mesh) for plan in search.plans}) > 2
 
 
 def test_a_deadline_is_met_as_cheaply_as_possible() -> None:
-    wish = Wish(seq=8192, tokens=15e12, days=30)
-    search = search_train(LLAMA, wish, [*slices_of("v6e"), *slices_of("v5p")[:12]])
+    options = PlanOptions(seq=8192, tokens=15e12, days=30)
+    search = search_train(LLAMA, options, [*slices_of("v6e"), *slices_of("v5p")[:12]])
     best = search.plans[0]
-    assert deadline_met(best, wish) and best.hours(15e12) <= 30 * 24
-    in_time = [plan for plan in search.plans if deadline_met(plan, wish)]
+    assert deadline_met(best, options) and best.hours(15e12) <= 30 * 24
+    in_time = [plan for plan in search.plans if deadline_met(plan, options)]
     assert best.dollars(15e12) == min(plan.dollars(15e12) or float("inf") for plan in in_time)
     assert best.slices > 1  # no single v6e slice is fast enough
 
 
 def test_a_budget_buys_the_fastest() -> None:
-    wish = Wish(seq=8192, tokens=1e12, budget=150e3)
-    search = search_train(LLAMA, wish, all_slices())
+    options = PlanOptions(seq=8192, tokens=1e12, budget=150e3)
+    search = search_train(LLAMA, options, all_slices())
     best = search.plans[0]
-    affordable = [plan for plan in search.plans if deadline_met(plan, wish)]
+    affordable = [plan for plan in search.plans if deadline_met(plan, options)]
     assert best.hours(1e12) == min(plan.hours(1e12) for plan in affordable)
 
 
 def test_reasons_name_the_missing_memory() -> None:
-    search = search_train(LLAMA, Wish(seq=8192), slices_of("v5e"))
+    search = search_train(LLAMA, PlanOptions(seq=8192), slices_of("v5e"))
     reasons = {one.slice: one.reason for one in search.rejected}
     assert reasons["v5litepod-1"].startswith("OOM by ") and "weights and optimizer" in reasons["v5litepod-1"]
     assert "mostly" in reasons["v5litepod-8"]
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("options", "message"),
     [
         ({"batch": 0}, "batch is 0"),
         ({"days": 3.0}, "needs a number of tokens"),
@@ -82,40 +82,41 @@ def test_reasons_name_the_missing_memory() -> None:
         ({"slices": 0}, "slices is 0"),
     ],
 )
-def test_nonsense_is_refused_at_once(wishes: dict[str, object], message: str) -> None:
+def test_nonsense_is_refused_at_once(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Wish(seq=8192, **wishes)  # type: ignore[arg-type]
+        PlanOptions(seq=8192, **options)  # type: ignore[arg-type]
 
 
 def test_a_model_that_fits_nowhere_says_what_came_closest() -> None:
-    with pytest.raises(UserError, match=r"runs so on none of 8 slices; closest is v6e-256: OOM by") as caught:
-        plan_train(find_model("llama3.1-405b"), 8192, candidates=slices_of("v6e"))
+    with pytest.raises(UserError, match=r"fits on none of 8 slices; closest is v6e-256: OOM by") as caught:
+        plan_train(find_model("llama3.1-405b"), PlanOptions(seq=8192), slices_of("v6e"))
     assert "--slices" in caught.value.hint
 
 
 def test_a_given_configuration_is_answered_as_it_is() -> None:
     mesh = MeshShape(fsdp=16, tensor=16)
-    wish = Wish(seq=2048, batch=256, mesh=mesh, microbatches=1, remat="full")
-    (plan,) = search_train(find_model("64b"), wish, [find_slice("v5e-256")]).plans
+    options = PlanOptions(seq=2048, batch=256, mesh=mesh, microbatches=1, remat="full")
+    (plan,) = search_train(find_model("64b"), options, [find_slice("v5e-256")]).plans
     assert (plan.mesh.fsdp, plan.mesh.tensor, plan.training.microbatches) == (16, 16, 1)
     with pytest.raises(UserError, match="does not divide into 3 microbatches"):
-        plan_train(LLAMA, 2048, candidates=[find_slice("v6e-8")], batch=16, mesh=MeshShape(fsdp=8), microbatches=3)
+        given = PlanOptions(seq=2048, batch=16, mesh=MeshShape(fsdp=8), microbatches=3)
+        plan_train(LLAMA, given, [find_slice("v6e-8")])
 
 
 def test_a_tile_is_kept() -> None:
-    search = search_train(LLAMA, Wish(seq=8192, tile=(4, 2, 1)), [find_slice("v4-512")])
+    search = search_train(LLAMA, PlanOptions(seq=8192, tile=(4, 2, 1)), [find_slice("v4-512")])
     assert {plan.mesh.tile for plan in search.plans} == {(4, 2, 1)}
     with pytest.raises(UserError, match="does not divide the 4x8x8"):
-        search_train(LLAMA, Wish(seq=8192, tile=(8, 1, 1)), [find_slice("v4-512")])
+        search_train(LLAMA, PlanOptions(seq=8192, tile=(8, 1, 1)), [find_slice("v4-512")])
 
 
 def test_long_sequences_are_split_where_there_are_fewer_than_chips() -> None:
-    search = search_train(LLAMA, Wish(seq=131_072, batch=16), [find_slice("v6e-256")])
+    search = search_train(LLAMA, PlanOptions(seq=131_072, batch=16), [find_slice("v6e-256")])
     assert search.plans[0].mesh.context > 1
 
 
 def test_slices_without_multislice_are_not_joined() -> None:
-    search = search_train(LLAMA, Wish(seq=8192, slices=2), [find_slice("v3-128")])
+    search = search_train(LLAMA, PlanOptions(seq=8192, slices=2), [find_slice("v3-128")])
     assert not search.plans and "cannot be joined" in search.rejected[0].reason
 
 
@@ -140,12 +141,12 @@ def test_adapters_are_those_of_the_trainer() -> None:
     microbatches=st.none() | st.integers(1, 40),
     slices=st.none() | st.integers(1, 40),
 )
-def test_any_wish_gets_plans_or_one_clear_line(
+def test_any_request_gets_plans_or_one_clear_line(
     model: str, slice: str, seq: int, batch: int | None, microbatches: int | None, slices: int | None
 ) -> None:
-    wishes = {"batch": batch, "microbatches": microbatches, "slices": slices}
+    options = PlanOptions(seq=seq, batch=batch, microbatches=microbatches, slices=slices)
     try:
-        plans = plan_train(find_model(model), seq, candidates=[find_slice(slice)], **wishes)
+        plans = plan_train(find_model(model), options, [find_slice(slice)]).plans
     except UserError as error:
         assert "\n" not in error.what and error.hint
         return
@@ -156,16 +157,16 @@ def test_any_wish_gets_plans_or_one_clear_line(
         assert plan.slices == (slices or 1)
 
 
-def test_fits_tells_why_not() -> None:
-    assert fits(LLAMA, find_slice("v6e-16"), seq=8192) == (True, "")
-    ok, reason = fits(LLAMA, find_slice("v5e-4"), seq=8192)
-    assert not ok and reason.startswith("OOM by")
+def test_a_rejected_slice_says_why() -> None:
+    assert search_train(LLAMA, PlanOptions(seq=8192), [find_slice("v6e-16")]).plans
+    (rejected,) = search_train(LLAMA, PlanOptions(seq=8192), [find_slice("v5e-4")]).rejected
+    assert rejected.reason.startswith("OOM by")
 
 
 def test_notes_warn_of_what_is_not_split() -> None:
     mesh = MeshShape(fsdp=16, tensor=16)
-    wish = Wish(seq=2048, batch=256, mesh=mesh, microbatches=1, remat="full")
-    (plan,) = search_train(find_model("llama3.1-70b"), wish, [find_slice("v5e-256")]).plans
+    options = PlanOptions(seq=2048, batch=256, mesh=mesh, microbatches=1, remat="full")
+    (plan,) = search_train(find_model("llama3.1-70b"), options, [find_slice("v5e-256")]).plans
     assert any(
         "kv_heads 8 does not divide over tensor=16" in note for note in notes_on(find_model("llama3.1-70b"), plan)
     )
@@ -179,7 +180,7 @@ def test_finetuning_needs_less_than_training() -> None:
         "lora": finetune_template(rank=16, int8_base=False),
         "int8": finetune_template(rank=16, int8_base=True),
     }.items():
-        search = search_finetune(LLAMA, slices, seq=2048, template=template)
+        search = search_train(LLAMA, PlanOptions(seq=2048, batch=DEFAULT_SEQUENCES, template=template), slices)
         least[name] = min(plan.chips for plan in search.plans)
     assert least["int8"] < least["lora"] < least["all"]
     with pytest.raises(UserError, match="int8 weights cannot be trained"):
@@ -197,7 +198,7 @@ def test_auto_takes_the_cheapest_slice_that_fits() -> None:
     assert served.accelerator_type == "v5litepod-4"
     tuned = pick_slice(Needs(model="llama3.1-8b", kind="finetune", tpu="any", seq=2048, adapters=Adapters(rank=16)))
     assert (price_of(tuned) or 0) < (price_of(find_slice("v6e-8")) or 0)
-    with pytest.raises(UserError, match="does not run so on v5litepod-1"):
+    with pytest.raises(UserError, match="does not fit on v5litepod-1"):
         pick_slice(Needs(model="llama3.1-70b", tpu="v5e-1"))
 
 

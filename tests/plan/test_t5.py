@@ -5,7 +5,7 @@ import pytest
 from podway.catalog.slices import find_slice
 from podway.errors import UserError
 from podway.plan.evidence import rows_of, t5_plan
-from podway.plan.search import Wish
+from podway.plan.search import PlanOptions
 from podway.plan.t5 import T5_68B, T5X, XXL, evaluate_t5, search_t5, t5_mesh
 from podway.plan.t5 import rows_of as rows_on_a_tile
 from podway.plan.training import Training
@@ -46,7 +46,7 @@ def test_more_microbatches_share_the_final_sum() -> None:
 
 
 def test_search_finds_a_tile_that_closes_a_ring() -> None:
-    plans = search_t5(XXL, Wish(seq=512, batch=896), [V4]).plans
+    plans = search_t5(XXL, PlanOptions(seq=512, batch=896), [V4]).plans
     assert all(plan.memory.fits for plan in plans)
     sixteen = [plan.mesh.tile for plan in plans if plan.mesh.tensor == 16]
     assert len(sixteen) > 3 and (sixteen[0] or (0,))[0] == 4
@@ -54,8 +54,8 @@ def test_search_finds_a_tile_that_closes_a_ring() -> None:
 
 def test_what_t5x_cannot_do_is_refused() -> None:
     with pytest.raises(UserError, match="planned as t5x runs it"):
-        search_t5(XXL, Wish(seq=512, slices=2), [V4])
+        search_t5(XXL, PlanOptions(seq=512, slices=2), [V4])
     with pytest.raises(UserError, match="core is always 1"):
-        search_t5(XXL, Wish(seq=512, batch=896, tile=(4, 2, 1, 2)), [V4])
-    search = search_t5(XXL, Wish(seq=512, batch=896, microbatches=4, tile=(2, 2, 2)), [V4])
+        search_t5(XXL, PlanOptions(seq=512, batch=896, tile=(4, 2, 1, 2)), [V4])
+    search = search_t5(XXL, PlanOptions(seq=512, batch=896, microbatches=4, tile=(2, 2, 2)), [V4])
     assert not search.plans and search.rejected[0].reason.startswith("OOM by")

@@ -15,10 +15,10 @@ from podway.plan.task_needs import (
     Command,
     command_of,
     commands_in,
+    misfit_reason,
     needs_of,
     settings_of,
     training_of,
-    why_not,
 )
 from podway.task.task import Accelerator, LocalDir, Resources, Task
 from podway.train.config import TrainConfig
@@ -101,9 +101,9 @@ def test_defaults_are_the_trainers() -> None:
 
 def test_why_a_task_does_not_fit() -> None:
     big = task("podway train model.name=llama3.1-70b batch.sequences=8 batch.length=4096")
-    assert "OOM by" in (why_not(big, find_slice("v6e-8")) or "")
-    assert why_not(task("podway train model.name=llama3.2-1b batch.sequences=8"), find_slice("v6e-8")) is None
-    assert why_not(task("podway train model.name=unheard-of"), find_slice("v6e-8")) is None, (
+    assert "OOM by" in (misfit_reason(big, find_slice("v6e-8")) or "")
+    assert misfit_reason(task("podway train model.name=llama3.2-1b batch.sequences=8"), find_slice("v6e-8")) is None
+    assert misfit_reason(task("podway train model.name=unheard-of"), find_slice("v6e-8")) is None, (
         "the trainer says it better"
     )
-    assert why_not(task("echo"), find_slice("v6e-8")) is None
+    assert misfit_reason(task("echo"), find_slice("v6e-8")) is None

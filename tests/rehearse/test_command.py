@@ -13,7 +13,7 @@ from podway.cli.index import podway
 from podway.errors import UserError
 from podway.rehearse.memory import Buffer, Hbm
 from podway.rehearse.reading import read_program
-from podway.rehearse.rehearsal import Rehearsal, Said
+from podway.rehearse.rehearsal import CompileReport, Rehearsal
 from tests.rehearse.recorded import fabric, text
 
 GIB = 2**30
@@ -25,7 +25,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Rehearsal]:
     seen: list[Rehearsal] = []
     program = read_program(text("scan_v5e"), fabric("v5litepod-4"))
 
-    def rehearse(wanted: Any, *, jobs: int, fresh: bool, progress: Any) -> list[Said]:
+    def rehearse(wanted: Any, *, jobs: int, fresh: bool, progress: Any) -> list[CompileReport]:
         found = []
         for number, one in enumerate(wanted):
             progress(number, "compiling")
@@ -34,7 +34,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Rehearsal]:
             buffer = Buffer(bytes=GIB, name="trained/layers/q", shape="f32[2,16]", made=False)
             memory = Hbm(arguments=GIB * batch // 8, temporary=0, limit=4 * GIB, buffers=(buffer,))
             found.append(
-                Said(jax="0.10.2", libtpu="0.0.51", key="k", memory=memory, program=program, compile_seconds=3.0)
+                CompileReport(
+                    jax="0.10.2", libtpu="0.0.51", key="k", memory=memory, program=program, compile_seconds=3.0
+                )
             )
         return found
 
@@ -64,7 +66,7 @@ def test_a_step_as_it_is_asked_for(asked: list[Rehearsal]) -> None:
     assert len(asked) == 1 and asked[0].fast
     words = asked[0].settings
     assert {"batch.sequences=16", "batch.microbatches=2", "remat.policy=full", "mesh.shape=fsdp=4"} <= set(words)
-    for part in ("HBM a device   2.00 of 4.00 GiB", "tokens/s, MFU", "between", "LARGEST AT THE FULLEST MOMENT",
+    for part in ("HBM a device   2.00 of 4.00 GiB", "tokens/s, MFU", "–", "LARGEST AT THE FULLEST MOMENT",
                  "MOST OF THE TIME", "collective-permute 5 of 5", "schedule"):  # fmt: skip
         assert part in page or part == "schedule", part
 
@@ -139,7 +141,9 @@ def test_nonsense_gets_one_line(asked: list[Rehearsal], tmp_path: Path) -> None:
 
 
 def test_a_program_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, asked: list[Rehearsal]) -> None:
-    monkeypatch.setattr(verb, "rehearse", lambda wanted, **_: [Said(jax="", libtpu="", key="", failed="it aborted")])
+    monkeypatch.setattr(
+        verb, "rehearse", lambda wanted, **_: [CompileReport(jax="", libtpu="", key="", failed="it aborted")]
+    )
     assert "does not compile: it aborted" in run(*TRAIN, "--batch", "8", code=1)
 
 

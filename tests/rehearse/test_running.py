@@ -17,9 +17,10 @@ from podway.plan.training import Adapters, Training
 from podway.rehearse import running, worker
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.memory import Hbm
+from podway.rehearse.messages import Lowered
 from podway.rehearse.program import Program, asynchronous
-from podway.rehearse.rehearsal import Rehearsal, Said, training_settings
-from podway.rehearse.running import at_once, cached, check_installed, environment, keep, rehearse
+from podway.rehearse.rehearsal import CompileReport, Rehearsal, training_settings
+from podway.rehearse.running import at_once, cached, check_installed, environment, rehearse, store_report
 from podway.rehearse.timeline import estimate
 from podway.train.settings import read_config
 
@@ -46,17 +47,17 @@ def alive(pid: int) -> bool:
 def test_a_real_step_is_compiled_once() -> None:
     pytest.importorskip("libtpu")
     stages: list[str] = []
-    said = rehearse([TINY], progress=lambda number, stage: stages.append(stage))[0]
-    assert not said.failed and said.memory is not None and said.program is not None
+    report = rehearse([TINY], progress=lambda number, stage: stages.append(stage))[0]
+    assert not report.failed and report.memory is not None and report.program is not None
     assert stages == ["lowering", "compiling", "reading"]
-    assert 0 < said.memory.arguments < said.memory.total < said.memory.limit and said.peak_bytes > 2**28
-    assert "trained/layers/q" in {buffer.name for buffer in said.memory.buffers} or said.memory.buffers
-    assert asynchronous(said.program)["all-gather"][0] > 0
-    guess = estimate(said.program, Fabric(TINY.tpu))
+    assert 0 < report.memory.arguments < report.memory.total < report.memory.limit and report.peak_bytes > 2**28
+    assert "trained/layers/q" in {buffer.name for buffer in report.memory.buffers} or report.memory.buffers
+    assert asynchronous(report.program)["all-gather"][0] > 0
+    guess = estimate(report.program, Fabric(TINY.tpu))
     assert 0 < guess.low <= guess.point <= guess.high < 1
     stages.clear()
     again = rehearse([TINY], progress=lambda number, stage: stages.append(stage))[0]
-    assert again == said and stages == ["lowering", "known"]
+    assert again == report and stages == ["lowering", "known"]
 
 
 def test_the_same_text_for_other_chips_is_another_program() -> None:
@@ -93,16 +94,17 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None
 
 
 def test_an_abort_of_the_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    lowered = '{"lowered": {"jax": "1", "libtpu": "2", "name": "x", "key": "k", "places": [], "lowering_seconds": 1.0}}'
+    ready = Lowered(jax="1", libtpu="2", name="x", key="k", places=(), lowering_seconds=1.0)
+    lowered = msgspec.json.encode(ready).decode()
     stand_in(
         monkeypatch, tmp_path,
         "import os, sys\n"
         f"sys.stdin.readline(); print('{lowered}', flush=True); sys.stdin.readline()\n"
         "print('F0000 check failed: shape', file=sys.stderr, flush=True); os.abort()\n",
     )  # fmt: skip
-    said = rehearse([TINY])[0]
-    assert said.failed == "the compiler's process was killed by signal 6: F0000 check failed: shape"
-    assert said.program is None and cached("k", complete=False) is None
+    report = rehearse([TINY])[0]
+    assert report.failed == "the compiler's process was killed by signal 6: F0000 check failed: shape"
+    assert report.program is None and cached("k", complete=False) is None
 
 
 def test_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
@@ -124,8 +126,8 @@ def test_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
         "running.rehearse([TINY])\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with open(tmp_path / "said", "wb") as said:
-        process = subprocess.Popen([sys.executable, str(asking)], env=env, stderr=said)
+    with open(tmp_path / "report", "wb") as report:
+        process = subprocess.Popen([sys.executable, str(asking)], env=env, stderr=report)
     deadline = time.monotonic() + 30
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert time.monotonic() < deadline and process.poll() is None
@@ -139,7 +141,7 @@ def test_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
         process.send_signal(signal.SIGUSR1)  # where does it stand?
         time.sleep(1)
         process.kill()
-        raise AssertionError((tmp_path / "said").read_text()) from None
+        raise AssertionError((tmp_path / "report").read_text()) from None
     while alive(worker):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -147,12 +149,12 @@ def test_ctrl_c_ends_the_workers(tmp_path: Path) -> None:
 
 def test_the_cache_keeps_whole_answers_apart() -> None:
     memory = Hbm(arguments=1, temporary=2, limit=10)
-    fast = Said(jax="1", libtpu="2", key="abc", memory=memory, program=Program(ops=(), complete=False))
-    keep(fast)
+    fast = CompileReport(jax="1", libtpu="2", key="abc", memory=memory, program=Program(ops=(), complete=False))
+    store_report(fast)
     assert cached("abc", complete=False) == fast
     assert cached("abc", complete=True) is None, "a schedule is no compiled program"
     full = msgspec.structs.replace(fast, program=Program(ops=(), complete=True))
-    keep(full)
+    store_report(full)
     assert cached("abc", complete=True) == full == cached("abc", complete=False)
     path = next((Path(os.environ["PODWAY_HOME"]) / "cache" / "rehearse").iterdir())
     path.write_bytes(path.read_bytes()[:20])

@@ -22,7 +22,7 @@ from podway.decoding import from_json
 from podway.plan.memory import GIB
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.program import asynchronous
-from podway.rehearse.rehearsal import Rehearsal, Said
+from podway.rehearse.rehearsal import CompileReport, Rehearsal
 from podway.rehearse.running import engine_parts, rehearse
 from podway.rehearse.timeline import estimate
 
@@ -107,29 +107,29 @@ def serving_rows() -> list[Asked]:
     return found
 
 
-def row_of(name: str, asked: Rehearsal, said: Said, before: Row | None) -> Row:
+def row_of(name: str, asked: Rehearsal, report: CompileReport, before: Row | None) -> Row:
     """What is kept of an answer; a schedule that was timed before stays."""
     mesh = asked.setting("mesh.shape") or f"tensor={asked.tensor or find_slice(asked.slice).devices}"
-    complete = said.program is not None and said.program.complete
+    complete = report.program is not None and report.program.complete
     row = Row(
         name=name,
         slice=asked.slice,
         mesh=mesh,
-        failed=said.failed,
-        versions=f"jax {said.jax}, libtpu {said.libtpu}",
-        peak_bytes=said.peak_bytes,
-        compile_seconds=said.compile_seconds if complete else None,
-        schedule_seconds=(before.schedule_seconds if before else None) if complete else said.compile_seconds,
+        failed=report.failed,
+        versions=f"jax {report.jax}, libtpu {report.libtpu}",
+        peak_bytes=report.peak_bytes,
+        compile_seconds=report.compile_seconds if complete else None,
+        schedule_seconds=(before.schedule_seconds if before else None) if complete else report.compile_seconds,
     )
-    if said.memory is None or said.program is None:
+    if report.memory is None or report.program is None:
         return row
-    guess = estimate(said.program, Fabric(asked.tpu))
-    timed = asked.what == "train" and said.memory.fits  # a decode step depends on how full the cache is
+    guess = estimate(report.program, Fabric(asked.tpu))
+    timed = asked.what == "train" and report.memory.fits  # a decode step depends on how full the cache is
     return msgspec.structs.replace(
         row,
-        gib=round(said.memory.total / GIB, 2),
-        limit=round(said.memory.limit / GIB, 2),
-        collectives=asynchronous(said.program),
+        gib=round(report.memory.total / GIB, 2),
+        limit=round(report.memory.limit / GIB, 2),
+        collectives=asynchronous(report.program),
         step=(guess.low, guess.point, guess.high) if timed else None,
     )
 
@@ -207,8 +207,8 @@ def main() -> int:
         if options.only not in label or known:
             continue
         asked = msgspec.structs.replace(asked, fast=options.fast)
-        said = rehearse([asked], jobs=1, fresh=True)[0]
-        rows[label] = row_of(name, asked, said, rows.get(label))
+        report = rehearse([asked], jobs=1, fresh=True)[0]
+        rows[label] = row_of(name, asked, report, rows.get(label))
         print(" | ".join(_cells(rows[label])), flush=True)
         failed |= rows[label].gib is None
         write_kept(_ordered(rows, order))

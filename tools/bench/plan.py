@@ -1,7 +1,7 @@
 """`make bench-plan`: what the planner predicts beside what was published, with the error, and how fast it is.
 
 `python -m tools.bench.plan` prints all tables; `--write FILE` also puts them between the markers of a Markdown file
-(docs/planning.md). What the compiler said is read from docs/measurements; `--fresh` asks it again first, which needs libtpu and
+(docs/planning.md). What the compiler report is read from docs/measurements; `--fresh` asks it again first, which needs libtpu and
 about ten minutes. It ends with exit code 1 if a bound that the planner is held to is broken.
 """
 
@@ -20,7 +20,7 @@ from podway.model.layout import MeshShape
 from podway.model.params import count, params
 from podway.plan.chips import STRAGGLER_LOSS_PER_DOUBLING, device_of
 from podway.plan.evidence import (
-    Compared,
+    Comparison,
     compiled_hbm,
     fitted,
     jobs,
@@ -33,8 +33,8 @@ from podway.plan.evidence import (
 )
 from podway.plan.finetune import finetune_template
 from podway.plan.memory import GIB
-from podway.plan.plans import Plan, evaluate
-from podway.plan.search import Wish, search_train
+from podway.plan.plans import TrainPlan, evaluate
+from podway.plan.search import PlanOptions, search_train
 from podway.plan.serve import ENGINE_EFFICIENCY, Load, Precision, search_serve, weights_per_device
 from podway.plan.training import BYTES, Program, Training
 
@@ -74,9 +74,9 @@ def jobs_section(checks: Checks) -> str:
     return table(["JOB-SLICES", "MFU PUBLISHED", "PREDICTED", "ERROR"], rows, right=(1, 2, 3)) + "\n" + tail
 
 
-def _same_order(compared: list[Compared]) -> bool:
+def _same_order(compared: list[Comparison]) -> bool:
     """Whether the four sizes rank alike in both columns, for each number of slices."""
-    by_slices: dict[str, list[Compared]] = {}
+    by_slices: dict[str, list[Comparison]] = {}
     for one in compared:
         by_slices.setdefault(one.row.rpartition("-")[2], []).append(one)
     return all(
@@ -91,12 +91,12 @@ def rehearsed_jobs_section(checks: Checks) -> str:
     compared, found = rehearsed.jobs()
     rows = []
     for one in compared:
-        said, guess = found[one.row]
+        report, guess = found[one.row]
         span = [one.predicted * guess.point / seconds for seconds in (guess.high, guess.low)]
-        gib = f"{said.memory.total / GIB:.2f}" if said.memory else "-"
+        gib = f"{report.memory.total / GIB:.2f}" if report.memory else "-"
         rows.append(
             [_marked(one), f"{one.published:.2f}", f"{one.predicted:.2f}", f"{span[0]:.1f} to {span[1]:.1f}",
-             f"{100 * one.error:+.1f}%", gib, f"{said.compile_seconds:.0f} s"]
+             f"{100 * one.error:+.1f}%", gib, f"{report.compile_seconds:.0f} s"]
         )  # fmt: skip
     errors = [abs(one.error) for one in compared]
     mean = sum(errors) / len(errors)
@@ -138,15 +138,15 @@ def t5_section(checks: Checks) -> str:
     rows: list[list[object]] = []
     outcomes = []
     for row in rows_of("t5_v4"):
-        plan, said = t5_plan(row), row["tokens_per_second"]
+        plan, report = t5_plan(row), row["tokens_per_second"]
         predicted = plan.tokens_per_second
-        ran = said not in ("", "OOM")
-        if said:
+        ran = report not in ("", "OOM")
+        if report:
             outcomes.append(ran == plan.memory.fits)
         hbm = f"{plan.memory.total / GIB:.1f}/{plan.memory.limit / GIB:.1f}"
-        error = f"{100 * (predicted / float(said) - 1):+.0f}%" if ran else ""
+        error = f"{100 * (predicted / float(report) - 1):+.0f}%" if ran else ""
         outcome = "fits" if plan.memory.fits else "OOM"
-        published = f"{float(said):,.0f}" if ran else said or "(none)"
+        published = f"{float(report):,.0f}" if ran else report or "(none)"
         rows.append([row["row"], hbm, outcome, published, f"{predicted:,.0f}" if plan.memory.fits else "", error])
     ranks = spearman([c for c in t5_ran() if c.row.startswith("t5-11b")])
     fast, slow = (t5_plan(row_of("t5_v4", f"t5-11b-{tile}-896-4")) for tile in ("4x2x2", "2x2x4"))
@@ -173,7 +173,7 @@ def _tokens(tile: str) -> float:
     return float(row_of("t5_v4", f"t5-11b-{tile}-896-4")["tokens_per_second"])
 
 
-def _tensor_seconds(plan: Plan) -> float:
+def _tensor_seconds(plan: TrainPlan) -> float:
     return sum(t.seconds for t in plan.time.traffic if t.axis == "tensor")
 
 
@@ -218,12 +218,12 @@ def memory_tables(checks: Checks) -> str:
     rows: list[list[object]] = []
     smaller = 0
     for row in rows_of("memory_tables"):
-        said = int(row["slice"].rpartition("-")[2])
+        report = int(row["slice"].rpartition("-")[2])
         own, least, remark = _lora(row) if row["use"] == "lora" else _serving(row)
-        if least is not None and least < said:
+        if least is not None and least < report:
             remark = f"v5litepod-{least} does; {remark}"
             smaller += 1
-        elif least is None or least > said:
+        elif least is None or least > report:
             remark = f"{row['slice']} does not; {remark}"
         fits = f"v5litepod-{least}" if least else "none"
         rows.append([row["row"], f"{row['gigabytes']} GB", f"{own:,.0f} GB", row["slice"], fits, remark])
@@ -253,10 +253,10 @@ def _serving(row: dict[str, str]) -> tuple[float, int | None, str]:
 def _lora(row: dict[str, str]) -> tuple[float, int | None, str]:
     """Gigabytes of a LoRA step on the published slice, and the smallest slice that runs one."""
     shape, template = find_model(row["model"]), finetune_template(rank=16, int8_base=False)
-    fitting: list[Plan] = []
+    fitting: list[TrainPlan] = []
     reason = ""
     for slice in slices_of("v5e"):
-        search = search_train(shape, Wish(seq=1024, batch=slice.chips, template=template), [slice])
+        search = search_train(shape, PlanOptions(seq=1024, batch=slice.chips, template=template), [slice])
         fitting += search.plans[:1]
         if slice.accelerator_type == row["slice"] and search.rejected:
             reason = search.rejected[0].reason
@@ -287,22 +287,22 @@ def speed_section(checks: Checks) -> str:
     for name in ("llama3.1-8b", "llama3.1-405b", "mixtral-8x22b", "qwen3-235b-a22b"):
         shape = find_model(name)
         begin, wall = time.process_time(), time.perf_counter()
-        search = search_train(shape, Wish(seq=8192), all_slices())
-        spent, waited = time.process_time() - begin, time.perf_counter() - wall
+        search = search_train(shape, PlanOptions(seq=8192), all_slices())
+        costs, waited = time.process_time() - begin, time.perf_counter() - wall
         plan = search.plans[0]
         begin = time.process_time()
         for _ in range(100):
             evaluate(shape, plan.slice, plan.mesh, plan.training)
         once = (time.process_time() - begin) / 100
-        slowest = max(slowest, spent)
+        slowest = max(slowest, costs)
         found = f"{len(search.plans)} of {len(search.plans) + len(search.rejected)}"
-        rows.append([name, found, f"{spent:.2f} s", f"{waited:.2f} s", f"{1e3 * once:.2f} ms"])
+        rows.append([name, found, f"{costs:.2f} s", f"{waited:.2f} s", f"{1e3 * once:.2f} ms"])
         checks.append((f"{name}: one configuration in {1e3 * once:.2f} ms < 5 ms", once < 0.005))
     checks.append((f"a search over {len(all_slices())} slices in {slowest:.2f} s of CPU < 1 s", slowest < 1))
     return table(["MODEL", "SLICES THAT FIT", "SEARCH (CPU)", "(WALL)", "ONE PLAN (CPU)"], rows, right=range(1, 5))
 
 
-def _marked(one: Compared) -> str:
+def _marked(one: Comparison) -> str:
     return one.row + ("*" if one.calibration else "")
 
 

@@ -1,4 +1,4 @@
-"""What the compiler said, recorded: the published 16B-128B jobs, and a grid of models x meshes for the planner's bytes.
+"""What the compiler reported, recorded: the published 16B-128B jobs, and a grid of models x meshes for the planner's bytes.
 
 Compiling takes minutes and libtpu, so `make bench-plan` reads what was recorded in docs/measurements, with the versions it was
 recorded with; `python -m tools.bench.plan --fresh` asks the compiler again. An estimate is always made anew from the recorded
@@ -14,12 +14,12 @@ from podway.decoding import from_json
 from podway.model.families import find_model
 from podway.model.flops import flops_per_token
 from podway.model.layout import MeshShape, parse_mesh
-from podway.plan.evidence import Compared, is_calibration, job_plan, rows_of
+from podway.plan.evidence import Comparison, is_calibration, job_plan, rows_of
 from podway.plan.memory import GIB
 from podway.plan.plans import evaluate
 from podway.plan.training import MAXTEXT_2023, Adapters, Optimizer, Training
 from podway.rehearse.fabric import Fabric
-from podway.rehearse.rehearsal import Rehearsal, Said, rehearse_training
+from podway.rehearse.rehearsal import CompileReport, Rehearsal, rehearse_training
 from podway.rehearse.running import rehearse
 from podway.rehearse.timeline import Estimate, estimate
 
@@ -67,7 +67,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join([f"{self.model} {self.slice} {self.mesh} {self.batch}x{self.seq}", *more])
 
 
-class Weighed(msgspec.Struct, frozen=True, kw_only=True):
+class CompiledBytes(msgspec.Struct, frozen=True, kw_only=True):
     """A step of the grid and the bytes that the compiler gives it on a device."""
 
     cell: Cell
@@ -157,32 +157,32 @@ GRID = (
 
 
 def record_jobs() -> list[str]:
-    """Compile the four jobs and write down what was said; lines about those that failed."""
+    """Compile the four jobs and record the reports; lines about those that failed."""
     rows = [row for row in rows_of("v5e_jobs") if row["slices"] == "1"]
     wanted = []
     for row in rows:
         plan = job_plan(row)
         wanted.append(rehearse_training(row["model"], plan.slice, _untiled(plan.mesh), plan.training, fast=True))
-    said = rehearse(wanted, fresh=True)
-    JOBS.write_bytes(msgspec.json.encode({row["row"]: one for row, one in zip(rows, said, strict=True)}) + b"\n")
-    return [f"{one.title}: {of.failed}" for one, of in zip(wanted, said, strict=True) if of.failed]
+    report = rehearse(wanted, fresh=True)
+    JOBS.write_bytes(msgspec.json.encode({row["row"]: one for row, one in zip(rows, report, strict=True)}) + b"\n")
+    return [f"{one.title}: {of.failed}" for one, of in zip(wanted, report, strict=True) if of.failed]
 
 
 def record_bytes(*, again: bool = True) -> list[str]:
     """Compile the grid and write its bytes down; lines about what did not compile. `again`: also what is recorded."""
     known = {} if again else {row.cell: row for row in _recorded()}
     cells = [cell for cell in GRID if cell not in known]
-    said = rehearse([_rehearsal(cell) for cell in cells], fresh=again)
-    for cell, one in zip(cells, said, strict=True):
+    report = rehearse([_rehearsal(cell) for cell in cells], fresh=again)
+    for cell, one in zip(cells, report, strict=True):
         if one.memory is not None:
-            known[cell] = Weighed(cell=cell, bytes=one.memory.total, jax=one.jax, libtpu=one.libtpu)
+            known[cell] = CompiledBytes(cell=cell, bytes=one.memory.total, jax=one.jax, libtpu=one.libtpu)
     rows = [known[cell] for cell in GRID if cell in known]
     BYTES.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
-    return [f"{cell.name}: {one.failed}" for cell, one in zip(cells, said, strict=True) if one.memory is None]
+    return [f"{cell.name}: {one.failed}" for cell, one in zip(cells, report, strict=True) if one.memory is None]
 
 
-def _recorded() -> list[Weighed]:
-    return from_json(BYTES.read_bytes(), list[Weighed]) if BYTES.exists() else []
+def _recorded() -> list[CompiledBytes]:
+    return from_json(BYTES.read_bytes(), list[CompiledBytes]) if BYTES.exists() else []
 
 
 def _rehearsal(cell: Cell) -> Rehearsal:
@@ -194,33 +194,33 @@ def _untiled(mesh: MeshShape) -> MeshShape:
     return msgspec.structs.replace(mesh, tile=None)
 
 
-def jobs() -> tuple[list[Compared], dict[str, tuple[Said, Estimate]]]:
+def jobs() -> tuple[list[Comparison], dict[str, tuple[CompileReport, Estimate]]]:
     """MFU in percent of the four jobs on one slice: published, and as estimated of the recorded programs."""
-    recorded = from_json(JOBS.read_bytes(), dict[str, Said])
+    recorded = from_json(JOBS.read_bytes(), dict[str, CompileReport])
     compared, found = [], {}
     for row in rows_of("v5e_jobs"):
-        said = recorded.get(row["row"])
-        if said is None or said.program is None:
+        report = recorded.get(row["row"])
+        if report is None or report.program is None:
             continue
         slice, seq = find_slice(row["slice"]), int(row["seq"])
-        guess = estimate(said.program, Fabric(slice))
+        guess = estimate(report.program, Fabric(slice))
         flops = flops_per_token(find_model(row["model"]), seq, MAXTEXT_2023.convention)
         work = flops * seq * int(row["sequences_per_chip"]) / slice.generation_facts.peak_bf16
         calibration = is_calibration("v5e_jobs", row["row"])
-        compared.append(Compared(row["row"], float(row["mfu_percent"]), 100 * work / guess.point, calibration))
-        found[row["row"]] = (said, guess)
+        compared.append(Comparison(row["row"], float(row["mfu_percent"]), 100 * work / guess.point, calibration))
+        found[row["row"]] = (report, guess)
     return compared, found
 
 
-def weighed() -> list[Compared]:
+def weighed() -> list[Comparison]:
     """GiB of a device over the grid: compiled, and planned."""
     return [_compared(row) for row in _recorded()]
 
 
-def _compared(row: Weighed) -> Compared:
+def _compared(row: CompiledBytes) -> Comparison:
     cell = row.cell
     memory = evaluate(find_model(cell.model), find_slice(cell.slice), cell.sizes, cell.training).memory
-    return Compared(cell.name, row.bytes / GIB, memory.total / GIB, False)
+    return Comparison(cell.name, row.bytes / GIB, memory.total / GIB, False)
 
 
 def versions() -> str:

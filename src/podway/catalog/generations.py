@@ -17,7 +17,7 @@ import msgspec
 MIB, GIB = 2**20, 2**30
 
 
-class Host(msgspec.Struct, frozen=True, kw_only=True):
+class MachineType(msgspec.Struct, frozen=True, kw_only=True):
     """The virtual machine that holds `chips` chips."""
 
     chips: int
@@ -48,10 +48,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     pod_topology: tuple[int, ...]
     # Bytes/s to the data-centre network of a 4-chip host. None: the generation does not do multislice.
     dcn_bandwidth_per_host: float | None
-    hosts: tuple[Host, ...]
+    hosts: tuple[MachineType, ...]
     default_runtime: str
 
-    def host(self, chips: int) -> Host | None:
+    def host(self, chips: int) -> MachineType | None:
         """The machine that holds this many chips, where its size is known."""
         return next((host for host in self.hosts if host.chips == chips), None)
 
@@ -85,7 +85,7 @@ _V2 = Generation(
     ici_axes=2,
     pod_topology=(16, 16),  # CACM 2020: 256 chips
     dcn_bandwidth_per_host=None,  # multislice starts at v4 (Google, "Multislice overview")
-    hosts=(Host(chips=4, vcpus=96, ram_bytes=334 * GIB),),  # gpuhunt's hardware table, v2-8
+    hosts=(MachineType(chips=4, vcpus=96, ram_bytes=334 * GIB),),  # gpuhunt's hardware table, v2-8
     default_runtime="tpu-ubuntu2204-base",  # docs, "TPU software versions": v4 and older
 )
 
@@ -108,7 +108,7 @@ _V3 = Generation(
     pod_topology=(32, 32),  # docs/v3: 1024 chips; book
     dcn_bandwidth_per_host=None,  # multislice starts at v4
     # gpuhunt's hardware table, v3-8; on GKE the hosts of larger slices (ct3p-hightpu-4t) have 48 vCPUs
-    hosts=(Host(chips=4, vcpus=96, ram_bytes=334 * GIB),),
+    hosts=(MachineType(chips=4, vcpus=96, ram_bytes=334 * GIB),),
     default_runtime="tpu-ubuntu2204-base",  # docs, "TPU software versions": v4 and older
 )
 
@@ -129,7 +129,7 @@ _V4 = Generation(
     ici_axes=3,
     pod_topology=(16, 16, 16),  # docs/v4: 4096 chips
     dcn_bandwidth_per_host=2.5e10,  # book, for any host; Google publishes none for v4
-    hosts=(Host(chips=4, vcpus=240, ram_bytes=400 * GIB),),  # machines, v4 TPU VM
+    hosts=(MachineType(chips=4, vcpus=240, ram_bytes=400 * GIB),),  # machines, v4 TPU VM
     default_runtime="tpu-ubuntu2204-base",  # docs, "TPU software versions": v4 and older
 )
 
@@ -151,9 +151,9 @@ _V5E = Generation(
     pod_topology=(16, 16),  # docs/v5e: 256 chips
     dcn_bandwidth_per_host=1.25e10,  # docs/v5e: 6.4 Tbit/s a pod of 256 chips = 25 Gbit/s a chip
     hosts=(  # machines: ct5lp-hightpu-{1,4,8}t
-        Host(chips=1, vcpus=24, ram_bytes=48 * GIB),
-        Host(chips=4, vcpus=112, ram_bytes=192 * GIB),
-        Host(chips=8, vcpus=224, ram_bytes=384 * GIB),
+        MachineType(chips=1, vcpus=24, ram_bytes=48 * GIB),
+        MachineType(chips=4, vcpus=112, ram_bytes=192 * GIB),
+        MachineType(chips=8, vcpus=224, ram_bytes=384 * GIB),
     ),
     default_runtime="v2-alpha-tpuv5-lite",  # docs, "TPU software versions"
 )
@@ -175,7 +175,7 @@ _V5P = Generation(
     ici_axes=3,
     pod_topology=(16, 20, 28),  # book; docs/v5p: 8960 chips (a job may have 6144)
     dcn_bandwidth_per_host=2.5e10,  # docs/tpu7x: 50 Gbit/s a chip
-    hosts=(Host(chips=4, vcpus=208, ram_bytes=448 * GIB),),  # docs/tpu7x
+    hosts=(MachineType(chips=4, vcpus=208, ram_bytes=448 * GIB),),  # docs/tpu7x
     default_runtime="v2-alpha-tpuv5",  # docs, "TPU software versions"
 )
 
@@ -197,9 +197,9 @@ _V6E = Generation(
     pod_topology=(16, 16),  # docs/v6e: 256 chips
     dcn_bandwidth_per_host=5.0e10,  # docs/v6e: 25.6 Tbit/s a pod of 256 chips = 100 Gbit/s a chip
     hosts=(  # machines: ct6e-standard-{1,4}t; v6e-8 as a TPU VM (Compute Engine lists ct6e-standard-8t with 360 vCPUs)
-        Host(chips=1, vcpus=44, ram_bytes=176 * GIB),
-        Host(chips=4, vcpus=180, ram_bytes=720 * GIB),
-        Host(chips=8, vcpus=180, ram_bytes=1440 * GIB),
+        MachineType(chips=1, vcpus=44, ram_bytes=176 * GIB),
+        MachineType(chips=4, vcpus=180, ram_bytes=720 * GIB),
+        MachineType(chips=8, vcpus=180, ram_bytes=1440 * GIB),
     ),
     default_runtime="v2-alpha-tpuv6e",  # docs, "TPU software versions"
 )
@@ -222,8 +222,8 @@ _TPU7X = Generation(
     pod_topology=(16, 24, 24),  # docs/tpu7x: 9216 chips
     dcn_bandwidth_per_host=5.0e10,  # docs/tpu7x: 100 Gbit/s a chip
     hosts=(  # machines: tpu7x-standard-{1,4}t
-        Host(chips=1, vcpus=56, ram_bytes=240 * GIB),
-        Host(chips=4, vcpus=224, ram_bytes=960 * GIB),
+        MachineType(chips=1, vcpus=56, ram_bytes=240 * GIB),
+        MachineType(chips=4, vcpus=224, ram_bytes=960 * GIB),
     ),
     # Not in Google's table of TPU software (docs/tpu7x points to GKE); used with tpu7x-8 by AI-Hypercomputer's
     # accelerator-microbenchmarks README and by the CI of vLLM's tpu-inference.

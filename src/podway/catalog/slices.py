@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from podway.catalog.generations import GENERATIONS, Generation, Host
+from podway.catalog.generations import GENERATIONS, Generation, MachineType
 from podway.catalog.names import SliceName, is_tpu_name, parse_name, parse_topology
 from podway.errors import UserError
 
@@ -65,7 +65,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
         return self.chips * self.generation_facts.devices_per_chip
 
     @property
-    def host(self) -> Host | None:
+    def host(self) -> MachineType | None:
         """The machine that each of its hosts is, where known."""
         return self.generation_facts.host(self.chips_per_host)
 

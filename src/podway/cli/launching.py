@@ -12,7 +12,7 @@ import msgspec
 from podway.cli.asking import proceed
 from podway.cli.choosing import until
 from podway.cli.screen import LAST, MORE, Screen
-from podway.cli.sizing import tell_misfit
+from podway.cli.sizing import warn_misfit
 from podway.cli.tables import table
 from podway.cli.uploading import upload
 from podway.cli.watching import Story, follow, tell_end
@@ -45,7 +45,7 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
         preview = client.preview(request)
         for note in preview.notes:
             click.echo(f"Note: {note}", err=True)
-        tell_misfit(task, preview.order)
+        warn_misfit(task, preview.order)
         if not preview.exists:
             screen.line(offers_page(preview))
         if interaction.dryrun:

@@ -12,12 +12,12 @@ import msgspec
 
 from podway.cli.plan_options import (
     model_argument,
+    plan_options_of,
     precision_of,
     program_option,
     seq_option,
     showing_options,
     step_options,
-    wish_of,
 )
 from podway.cli.plan_report import model_line, serve_page, train_page
 from podway.errors import UserError
@@ -25,9 +25,9 @@ from podway.model.families import find_model
 from podway.plan.explain import TOPICS, explain
 from podway.plan.finetune import DEFAULT_SEQUENCES, finetune_template
 from podway.plan.picking import nothing_serves, slices_named
-from podway.plan.plans import Plan, notes_on
+from podway.plan.plans import TrainPlan, notes_on
 from podway.plan.plot import check_path, draw
-from podway.plan.search import Search, Wish, nothing_fits, search_train
+from podway.plan.search import PlanOptions, Search, plan_train
 from podway.plan.serve import Load, Precision, search_serve
 from podway.plan.t5 import T5_MODELS, search_t5
 from podway.quantities import format_number, parse_duration
@@ -65,29 +65,27 @@ def train(
     if plot is not None:
         check_path(plot)
     candidates = slices_named(tpu)
-    wish = wish_of(candidates[0].devices if len(candidates) == 1 else None, asked)
+    options = plan_options_of(candidates[0].devices if len(candidates) == 1 else None, asked)
     if model.lower() in T5_MODELS:
         shape = T5_MODELS[model.lower()]
-        search = search_t5(shape, wish, candidates)
+        search = search_t5(shape, options, candidates)
         title, notes = f"{shape.name} (t5x): {shape.params / 1e9:.2f} B parameters", list[str]()
         if not search.plans:
             raise UserError(
-                f"{shape.name} does not run so: {search.rejected[-1].slice}: {search.rejected[-1].reason}",
+                f"{shape.name} does not fit: {search.rejected[-1].slice}: {search.rejected[-1].reason}",
                 "use a larger tile, more --microbatches or a smaller --batch",
             )
     else:
         known = find_model(model)
-        search = search_train(known, wish, candidates)
-        if not search.plans:
-            raise nothing_fits(known, search)
+        search = plan_train(known, options, candidates)
         title, notes = model_line(model, known), notes_on(known, search.plans[0])
     if checked is not None:
-        _rehearse(model, search, wish, checked, output)
+        _rehearse(model, search, options, checked, output)
         return
-    _show(title, search, wish, notes, output=output, top=top, why=why, plot=plot)
+    _show(title, search, options, notes, output=output, top=top, why=why, plot=plot)
 
 
-def _rehearse(model: str, search: Search, wish: Wish, number: int, output: str) -> None:
+def _rehearse(model: str, search: Search, options: PlanOptions, number: int, output: str) -> None:
     """The best plans beside what the compiler says of them."""
     # Reading compiled programs costs an import that a plan alone should not pay for.
     from podway.cli.rehearse import ask, outcome_of
@@ -102,13 +100,15 @@ def _rehearse(model: str, search: Search, wish: Wish, number: int, output: str) 
     shape, plans = find_model(model), search.plans[:number]
     wanted = [rehearse_training(model, plan.slice, plan.mesh, plan.training, fast=True) for plan in plans]
     with Screen(err=True) as screen:
-        said = ask(wanted, screen, jobs=None, fresh=False)
+        report = ask(wanted, screen, jobs=None, fresh=False)
     outcomes = [
         outcome_of(one, of, shape, plan.slice, plan.mesh, plan.training)
-        for one, of, plan in zip(wanted, said, plans, strict=True)
+        for one, of, plan in zip(wanted, report, plans, strict=True)
     ]
     if output == "json":
-        _print_json({"plans": [plan_record(plan, wish) for plan in plans], "rehearsed": [record(o) for o in outcomes]})
+        _print_json(
+            {"plans": [plan_record(plan, options) for plan in plans], "rehearsed": [record(o) for o in outcomes]}
+        )
     else:
         click.echo(short_table(outcomes))
 
@@ -139,14 +139,12 @@ def finetune(
     candidates, shape = slices_named(tpu), find_model(model)
     template = finetune_template(rank=lora, int8_base=int8_base, **precision_of(asked))
     asked["batch"] = asked["batch"] or str(DEFAULT_SEQUENCES)
-    wish = wish_of(candidates[0].devices if len(candidates) == 1 else None, asked)
-    wish = msgspec.structs.replace(wish, template=template)
-    search = search_train(shape, wish, candidates)
-    if not search.plans:
-        raise nothing_fits(shape, search)
+    options = plan_options_of(candidates[0].devices if len(candidates) == 1 else None, asked)
+    options = msgspec.structs.replace(options, template=template)
+    search = plan_train(shape, options, candidates)
     what = f"LoRA of rank {lora}" if lora else "all weights"
     title = f"{model_line(model, shape)}; fine-tuning {what}"
-    _show(title, search, wish, notes_on(shape, search.plans[0]), output=output, top=top, why=why, plot=plot)
+    _show(title, search, options, notes_on(shape, search.plans[0]), output=output, top=top, why=why, plot=plot)
 
 
 @command.command()
@@ -212,21 +210,29 @@ def explain_command(topic: str | None) -> None:
 
 
 def _show(
-    title: str, search: Search, wish: Wish, notes: list[str], *, output: str, top: int, why: bool, plot: Path | None
+    title: str,
+    search: Search,
+    options: PlanOptions,
+    notes: list[str],
+    *,
+    output: str,
+    top: int,
+    why: bool,
+    plot: Path | None,
 ) -> None:
     if plot is not None:
         draw(search.plans, title, plot)
         click.echo(f"Drawn: {plot}", err=True)
     if output == "json":
-        plans = [plan_record(plan, wish) for plan in search.plans[:top]]
+        plans = [plan_record(plan, options) for plan in search.plans[:top]]
         _print_json({"model": title, "plans": plans, "rejected": search.rejected, "notes": notes})
         return
-    if wish.tokens is not None:
-        title += f"; {format_number(wish.tokens)} tokens"
-    click.echo(train_page(title, search, wish, top=top, why=why, notes=notes))
+    if options.tokens is not None:
+        title += f"; {format_number(options.tokens)} tokens"
+    click.echo(train_page(title, search, options, top=top, why=why, notes=notes))
 
 
-def plan_record(plan: Plan, wish: Wish) -> dict[str, Any]:
+def plan_record(plan: TrainPlan, options: PlanOptions) -> dict[str, Any]:
     """A plan as `-o json` gives it: its fields, and the figures that follow from them."""
     record: dict[str, Any] = msgspec.to_builtins(plan)
     record["slice"] = plan.slice.accelerator_type
@@ -240,8 +246,8 @@ def plan_record(plan: Plan, wish: Wish) -> dict[str, Any]:
         "mfu": plan.mfu,
         "dollars_per_million_tokens": plan.dollars_per_million_tokens,
     }
-    if wish.tokens is not None:
-        record |= {"hours": plan.hours(wish.tokens), "dollars": plan.dollars(wish.tokens)}
+    if options.tokens is not None:
+        record |= {"hours": plan.hours(options.tokens), "dollars": plan.dollars(options.tokens)}
     return record
 
 

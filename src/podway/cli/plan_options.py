@@ -1,4 +1,4 @@
-"""The options that `podway plan` and `podway rehearse` share, and the wish that they add up to."""
+"""The options that `podway plan` and `podway rehearse` share, and the options that they add up to."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ from podway.cli.options import output_option
 from podway.errors import UserError
 from podway.model.families import known_models
 from podway.model.layout import MeshShape, parse_mesh
-from podway.plan.search import Wish
+from podway.plan.search import PlanOptions
 from podway.plan.t5 import T5_MODELS
 from podway.plan.training import PROGRAMS, REMAT, Dtype, Optimizer, Training
 from podway.quantities import parse_amount, parse_batch, parse_tile
@@ -80,7 +80,7 @@ def precision_of(asked: dict[str, Any]) -> dict[str, Any]:
     return {"optimizer": optimizer, "moments": moments, "params": params}
 
 
-def wish_of(devices: int | None, asked: dict[str, Any]) -> Wish:
+def plan_options_of(devices: int | None, asked: dict[str, Any]) -> PlanOptions:
     """What was asked for, from the words it was asked in."""
     seq = asked["seq"]
     tile = parse_tile(asked["tile"]) if asked["tile"] else None
@@ -90,7 +90,7 @@ def wish_of(devices: int | None, asked: dict[str, Any]) -> Wish:
             raise UserError("--mesh needs one slice", "name it with --tpu, such as --tpu v6e-8")
         mesh = parse_mesh(asked["mesh"], chips=devices)
     program = PROGRAMS[asked.get("program") or "podway"]
-    return Wish(
+    return PlanOptions(
         seq=seq,
         batch=parse_batch(asked["batch"], seq) if asked["batch"] else None,
         microbatches=asked["microbatches"],

@@ -6,17 +6,17 @@ from podway.cli.tables import table
 from podway.model.params import active_count, count
 from podway.model.shape import ModelShape
 from podway.plan.memory import GIB, Memory
-from podway.plan.plans import Plan
-from podway.plan.search import Rejected, Search, Wish, deadline_met
+from podway.plan.plans import TrainPlan
+from podway.plan.search import PlanOptions, Rejected, Search, deadline_met
 from podway.plan.serve import ENGINE_EFFICIENCY, ServePlan
 from podway.plan.steptime import StepTime
 from podway.quantities import format_dollars, format_hours, format_number, format_seconds
 
 
-def train_page(title: str, search: Search, wish: Wish, *, top: int, why: bool, notes: Sequence[str]) -> str:
+def train_page(title: str, search: Search, options: PlanOptions, *, top: int, why: bool, notes: Sequence[str]) -> str:
     """Everything `podway plan train` shows."""
     best = search.plans[0]
-    parts = [title, train_table(search.plans[:top], wish), "", plan_page(best, wish, notes)]
+    parts = [title, train_table(search.plans[:top], options), "", plan_page(best, options, notes)]
     hidden = len(search.plans) - top
     if hidden > 0:
         parts.insert(2, f"… and {hidden} more (--top {len(search.plans)})")
@@ -25,16 +25,16 @@ def train_page(title: str, search: Search, wish: Wish, *, top: int, why: bool, n
     return "\n".join(parts)
 
 
-def train_table(plans: Sequence[Plan], wish: Wish) -> str:
+def train_table(plans: Sequence[TrainPlan], options: PlanOptions) -> str:
     """A row for each plan."""
     headers = ["SLICE", "N", "MESH", "TILE", "MB", "REMAT", "OPT", "HBM", "STEP", "TOK/S", "MFU", "$/H", "$/1M TOK"]
     right = {"N", "MB", "HBM", "STEP", "TOK/S", "MFU", "$/H", "$/1M TOK", "TIME", "COST $"}
-    if wish.tokens is not None:
+    if options.tokens is not None:
         headers += ["TIME", "COST $"]
-    return table(headers, [_row(plan, wish) for plan in plans], right=right)
+    return table(headers, [_row(plan, options) for plan in plans], right=right)
 
 
-def _row(plan: Plan, wish: Wish) -> list[object]:
+def _row(plan: TrainPlan, options: PlanOptions) -> list[object]:
     tile = "x".join(map(str, plan.mesh.tile)) if plan.mesh.tile else None
     training, memory = plan.training, plan.memory
     optimizer = training.optimizer if training.moments == "float32" else f"{training.optimizer} bf16"
@@ -55,18 +55,18 @@ def _row(plan: Plan, wish: Wish) -> list[object]:
         format_dollars(plan.dollars_per_hour),
         format_dollars(plan.dollars_per_million_tokens, 4),
     ]
-    if wish.tokens is not None:
-        late = "" if deadline_met(plan, wish) else " !"
-        row += [format_hours(plan.hours(wish.tokens)) + late, format_dollars(plan.dollars(wish.tokens), 0)]
+    if options.tokens is not None:
+        late = "" if deadline_met(plan, options) else " !"
+        row += [format_hours(plan.hours(options.tokens)) + late, format_dollars(plan.dollars(options.tokens), 0)]
     return row
 
 
-def _mesh_text(plan: Plan) -> str:
+def _mesh_text(plan: TrainPlan) -> str:
     text = str(plan.mesh)
     return text.partition(",")[2] or "data=1" if text.startswith("slices=") else text
 
 
-def plan_page(plan: Plan, wish: Wish, notes: Sequence[str]) -> str:
+def plan_page(plan: TrainPlan, options: PlanOptions, notes: Sequence[str]) -> str:
     """One plan by part."""
     name = plan.slice.accelerator_type if plan.slices == 1 else f"{plan.slices} x {plan.slice.accelerator_type}"
     batch = f"{plan.training.batch:,} sequences of {plan.training.seq:,} ({format_number(plan.training.tokens)} tokens)"
@@ -78,11 +78,14 @@ def plan_page(plan: Plan, wish: Wish, notes: Sequence[str]) -> str:
         "",
         time_table(plan.time),
     ]
-    if wish.tokens is not None:
-        cost = format_dollars(plan.dollars(wish.tokens), 0)
-        lines += ["", f"{format_number(wish.tokens)} tokens: {format_hours(plan.hours(wish.tokens))}, ${cost or '-'}"]
-        if not deadline_met(plan, wish):
-            lines.append("  ! later or dearer than asked; nothing searched does better")
+    if options.tokens is not None:
+        cost = format_dollars(plan.dollars(options.tokens), 0)
+        lines += [
+            "",
+            f"{format_number(options.tokens)} tokens: {format_hours(plan.hours(options.tokens))}, ${cost or '-'}",
+        ]
+        if not deadline_met(plan, options):
+            lines.append("  ! misses the deadline or the budget; no plan found does better")
     return "\n".join(lines + [f"  note: {note}" for note in notes])
 
 
@@ -91,7 +94,7 @@ def memory_table(memory: Memory) -> str:
     rows: list[list[object]] = []
     for name, size in memory.parts.items():
         beside = name in ("logits", "temp") and size < max(memory.logits, memory.temp)
-        text = "in the space of the other" if beside else f"{100 * size / memory.limit:.0f}%"
+        text = "shares the space above" if beside else f"{100 * size / memory.limit:.0f}%"
         rows.append([f"  {name}", f"{size / GIB:.2f}", text])
     rows.append(["  total", f"{memory.total / GIB:.2f}", f"of {memory.limit / GIB:.2f} usable"])
     return table(["HBM A DEVICE", "GIB", ""], rows, right=(1,))

@@ -15,7 +15,7 @@ import msgspec
 
 from podway.catalog.slices import Slice
 from podway.cli.options import output_option
-from podway.cli.plan_options import model_argument, options, program_option, seq_option, step_options, wish_of
+from podway.cli.plan_options import model_argument, options, plan_options_of, program_option, seq_option, step_options
 from podway.cli.rehearse_report import Outcome, page, record, short_table
 from podway.cli.rehearse_task import Served, one_slice, what_runs
 from podway.cli.screen import Screen
@@ -24,13 +24,13 @@ from podway.model.families import find_model
 from podway.model.layout import MeshShape
 from podway.model.shape import ModelShape
 from podway.plan.picking import slices_named
-from podway.plan.plans import Plan, evaluate
-from podway.plan.search import Wish, search_train
+from podway.plan.plans import TrainPlan, evaluate
+from podway.plan.search import PlanOptions, search_train
 from podway.plan.training import Training
 from podway.rehearse.advice import what_would_fit
 from podway.rehearse.batches import largest
 from podway.rehearse.fabric import Fabric
-from podway.rehearse.rehearsal import Rehearsal, Said, rehearse_training
+from podway.rehearse.rehearsal import CompileReport, Rehearsal, rehearse_training
 from podway.rehearse.running import at_once, check_installed, engine_parts, rehearse
 from podway.rehearse.timeline import estimate
 
@@ -87,19 +87,19 @@ def train(model: str, tpu: str, largest_batch: bool, **asked: Any) -> None:
     """Rehearse a training step: the one given, or the one the planner would choose."""
     check_installed()
     shape, candidates = find_model(model), slices_named(tpu)
-    wish = wish_of(candidates[0].devices * (asked["slices"] or 1) if len(candidates) == 1 else None, asked)
-    slice, mesh, training = choose(shape, wish, candidates)
+    options = plan_options_of(candidates[0].devices * (asked["slices"] or 1) if len(candidates) == 1 else None, asked)
+    slice, mesh, training = choose(shape, options, candidates)
     with Screen(err=True) as screen:
         if largest_batch:
             training = _largest(model, slice, mesh, training, screen, asked)
         wanted = rehearse_training(model, slice, mesh, training, fast=not asked["full"])
-        said = ask([wanted], screen, jobs=asked["jobs"], fresh=asked["fresh"])[0]
-    show([outcome_of(wanted, said, shape, slice, mesh, training)], asked["output"], asked["top"])
+        report = ask([wanted], screen, jobs=asked["jobs"], fresh=asked["fresh"])[0]
+    show([outcome_of(wanted, report, shape, slice, mesh, training)], asked["output"], asked["top"])
 
 
-def choose(shape: ModelShape, wish: Wish, candidates: Sequence[Slice]) -> tuple[Slice, MeshShape, Training]:
+def choose(shape: ModelShape, options: PlanOptions, candidates: Sequence[Slice]) -> tuple[Slice, MeshShape, Training]:
     """What to compile: the planner's best, or what was asked for where the planner says that it does not fit."""
-    search = search_train(shape, wish, candidates)
+    search = search_train(shape, options, candidates)
     if search.plans:
         best = search.plans[0]
         return best.slice, best.mesh, best.training
@@ -108,17 +108,17 @@ def choose(shape: ModelShape, wish: Wish, candidates: Sequence[Slice]) -> tuple[
             f"the planner finds no slice of {len(candidates)} for it",
             "name one slice with --tpu, and it is compiled as it is asked for",
         )
-    slice, slices = candidates[0], wish.slices or 1
-    mesh = wish.mesh or MeshShape(slices=slices, fsdp=slice.devices)
-    mesh = msgspec.structs.replace(mesh, slices=slices, tile=wish.tile or mesh.tile)
-    base = wish.template or Training(seq=wish.seq, batch=1)
+    slice, slices = candidates[0], options.slices or 1
+    mesh = options.mesh or MeshShape(slices=slices, fsdp=slice.devices)
+    mesh = msgspec.structs.replace(mesh, slices=slices, tile=options.tile or mesh.tile)
+    base = options.template or Training(seq=options.seq, batch=1)
     groups = mesh.slices * mesh.data * mesh.fsdp * mesh.expert
     training = msgspec.structs.replace(
         base,
-        seq=wish.seq,
-        batch=wish.batch or groups,
-        microbatches=wish.microbatches or 1,
-        remat=wish.remat or "full",
+        seq=options.seq,
+        batch=options.batch or groups,
+        microbatches=options.microbatches or 1,
+        remat=options.remat or "full",
     )
     return slice, mesh, training
 
@@ -134,11 +134,13 @@ def _largest(
 
     def fits(rows: int) -> bool:
         wanted = rehearse_training(model, slice, mesh, with_rows(rows), fast=True)
-        said = ask([wanted], screen, jobs=1, fresh=asked["fresh"])[0]
-        if said.memory is None:
-            raise UserError(f"{rows * groups} sequences do not compile: {said.failed}", "change the mesh or the batch")
-        screen.line(f"  {rows * groups:,} sequences: {said.memory.line}")
-        return said.memory.fits
+        report = ask([wanted], screen, jobs=1, fresh=asked["fresh"])[0]
+        if report.memory is None:
+            raise UserError(
+                f"{rows * groups} sequences do not compile: {report.failed}", "change the mesh or the batch"
+            )
+        screen.line(f"  {rows * groups:,} sequences: {report.memory.line}")
+        return report.memory.fits
 
     found = largest(fits, max(1, training.batch // groups))
     if not found:
@@ -177,9 +179,9 @@ def rehearse_serving(
     names = [part] if part else engine_parts(whole)
     wanted = [msgspec.structs.replace(whole, part=name) for name in names]
     with Screen(err=True) as screen:
-        said = ask(wanted, screen, jobs=asked["jobs"], fresh=asked["fresh"])
+        report = ask(wanted, screen, jobs=asked["jobs"], fresh=asked["fresh"])
     # No step time: how long the attention kernel takes depends on how full the cache is (`podway plan serve` says).
-    outcomes = [Outcome(rehearsal=one, said=of) for one, of in zip(wanted, said, strict=True)]
+    outcomes = [Outcome(rehearsal=one, report=of) for one, of in zip(wanted, report, strict=True)]
     show(outcomes, asked["output"], asked["top"])
 
 
@@ -197,26 +199,26 @@ def task(file: str, env: tuple[str, ...], tpu: str | None, **asked: Any) -> None
         return
     shape = find_model(found.rehearsal.model)
     with Screen(err=True) as screen:
-        said = ask([found.rehearsal], screen, jobs=asked["jobs"], fresh=asked["fresh"])[0]
-    show([outcome_of(found.rehearsal, said, shape, slice, found.mesh, found.training)], asked["output"], asked["top"])
+        report = ask([found.rehearsal], screen, jobs=asked["jobs"], fresh=asked["fresh"])[0]
+    show([outcome_of(found.rehearsal, report, shape, slice, found.mesh, found.training)], asked["output"], asked["top"])
 
 
 def outcome_of(
-    wanted: Rehearsal, said: Said, shape: ModelShape, slice: Slice, mesh: MeshShape, training: Training
+    wanted: Rehearsal, report: CompileReport, shape: ModelShape, slice: Slice, mesh: MeshShape, training: Training
 ) -> Outcome:
-    """What was said of a training step, beside its plan."""
+    """A training step as the compiler reports it, beside its plan."""
     try:
-        plan: Plan | None = evaluate(shape, slice, mesh, training)
+        plan: TrainPlan | None = evaluate(shape, slice, mesh, training)
     except UserError:
         plan = None
     fixes: list[str] = []
-    if said.memory is not None and not said.memory.fits:
-        fixes = what_would_fit(shape, slice, mesh, training, said.memory)
-    found = estimate(said.program, Fabric(slice), top=40) if said.program else None
-    return Outcome(rehearsal=wanted, said=said, estimate=found, plan=plan, fixes=tuple(fixes))
+    if report.memory is not None and not report.memory.fits:
+        fixes = what_would_fit(shape, slice, mesh, training, report.memory)
+    found = estimate(report.program, Fabric(slice), top=40) if report.program else None
+    return Outcome(rehearsal=wanted, report=report, estimate=found, plan=plan, fixes=tuple(fixes))
 
 
-def ask(wanted: Sequence[Rehearsal], screen: Screen, *, jobs: int | None, fresh: bool) -> list[Said]:
+def ask(wanted: Sequence[Rehearsal], screen: Screen, *, jobs: int | None, fresh: bool) -> list[CompileReport]:
     """What the compiler says, with what it is at shown meanwhile."""
     stages = ["waiting"] * len(wanted)
     began = time.monotonic()
@@ -245,5 +247,5 @@ def show(outcomes: Sequence[Outcome], output: str, top: int) -> None:
         click.echo(page(outcomes[0], top=top))
     else:
         click.echo(short_table(outcomes))
-    if not all(one.said.memory is not None and one.said.memory.fits for one in outcomes):
+    if not all(one.report.memory is not None and one.report.memory.fits for one in outcomes):
         raise click.exceptions.Exit(1)

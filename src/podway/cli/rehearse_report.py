@@ -7,10 +7,10 @@ import msgspec
 
 from podway.cli.tables import table
 from podway.plan.memory import GIB
-from podway.plan.plans import Plan
+from podway.plan.plans import TrainPlan
 from podway.quantities import format_number, format_seconds
 from podway.rehearse.program import asynchronous
-from podway.rehearse.rehearsal import Rehearsal, Said
+from podway.rehearse.rehearsal import CompileReport, Rehearsal
 from podway.rehearse.timeline import Estimate
 
 PARTS = {
@@ -23,12 +23,12 @@ PARTS = {
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A rehearsal, what was said, and what follows."""
+    """A rehearsal, its report, and what follows from it."""
 
     rehearsal: Rehearsal
-    said: Said
+    report: CompileReport
     estimate: Estimate | None = None
-    plan: Plan | None = None  # of the same step, where it was planned
+    plan: TrainPlan | None = None  # of the same step, where it was planned
     fixes: tuple[str, ...] = ()  # what would make it fit
 
     @property
@@ -45,34 +45,34 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def page(outcome: Outcome, *, top: int) -> str:
     """Everything about one rehearsal."""
-    said = outcome.said
+    report = outcome.report
     lines = [_title(outcome)]
-    if said.memory is None:
-        return "\n".join([*lines, f"  it does not compile: {said.failed}"])
-    lines.append(f"  HBM a device   {said.memory.line}{_planned_bytes(outcome)}")
-    if outcome.estimate is not None and said.memory.fits:
+    if report.memory is None:
+        return "\n".join([*lines, f"  it does not compile: {report.failed}"])
+    lines.append(f"  HBM a device   {report.memory.line}{_planned_bytes(outcome)}")
+    if outcome.estimate is not None and report.memory.fits:
         lines += _times(outcome, outcome.estimate)
-    lines.append(f"  asynchronous   {collectives_text(said)}")
-    lines += ["", _buffers(said)]
+    lines.append(f"  asynchronous   {collectives_text(report)}")
+    lines += ["", _buffers(report)]
     if outcome.fixes:
         lines += ["", "What would make it fit:", *(f"  {fix}" for fix in outcome.fixes)]
-    if outcome.estimate is not None and said.memory.fits:
+    if outcome.estimate is not None and report.memory.fits:
         lines += ["", top_table(outcome.estimate, top)]
         lines += [f"  note: {note}" for note in outcome.estimate.notes]
     return "\n".join(lines)
 
 
 def _title(outcome: Outcome) -> str:
-    said, rehearsal = outcome.said, outcome.rehearsal
+    report, rehearsal = outcome.report, outcome.rehearsal
     tpu = rehearsal.tpu
-    how = f"libtpu {said.libtpu}, jax {said.jax}" if said.libtpu else "not compiled"
-    stage = "schedule and buffers only" if said.program and not said.program.complete else "compiled to the end"
+    how = f"libtpu {report.libtpu}, jax {report.jax}" if report.libtpu else "not compiled"
+    stage = "schedule and buffers only" if report.program and not report.program.complete else "compiled to the end"
     step = (
         f", {outcome.plan.mesh}, {outcome.plan.training.batch:,} x {outcome.plan.training.seq:,}"
         if outcome.plan
         else ""
     )
-    return f"{rehearsal.title} ({tpu.topology_text}){step}: {how}, {stage}, {said.compile_seconds:.0f} s"
+    return f"{rehearsal.title} ({tpu.topology_text}){step}: {how}, {stage}, {report.compile_seconds:.0f} s"
 
 
 def _planned_bytes(outcome: Outcome) -> str:
@@ -81,27 +81,33 @@ def _planned_bytes(outcome: Outcome) -> str:
 
 def _times(outcome: Outcome, estimate: Estimate) -> list[str]:
     planned = f" (planned {format_seconds(outcome.plan.time.total)})" if outcome.plan else ""
-    span = f"{format_seconds(estimate.low)} to {format_seconds(estimate.high)}"
-    lines = [f"  step           {format_seconds(estimate.point)}, between {span}{planned}"]
+    lines = [f"  step           {format_seconds(estimate.point)}, {_span(estimate)}{planned}"]
     rate, mfu = outcome.tokens_per_second, outcome.mfu(estimate.point)
     if rate is not None and mfu is not None:
         least, most = outcome.mfu(estimate.high) or 0.0, outcome.mfu(estimate.low) or 0.0
-        speed = f"{format_number(rate)} tokens/s, MFU {100 * mfu:.1f}% ({100 * least:.1f} to {100 * most:.1f})"
+        speed = f"{format_number(rate)} tokens/s, MFU {100 * mfu:.1f}% ({100 * least:.1f}–{100 * most:.1f})"
         lines.append(f"  speed          {speed}")
     parts = [f"{PARTS[kind]} {format_seconds(s)}" for kind, s in sorted(estimate.parts.items(), key=lambda p: -p[1])]
-    return [*lines, f"  of it          {', '.join(parts)}"]
+    return [*lines, f"  spent on       {', '.join(parts)}"]
 
 
-def collectives_text(said: Said) -> str:
+def _span(estimate: Estimate) -> str:
+    """`35.44–39.41 s`."""
+    low, high = format_seconds(estimate.low), format_seconds(estimate.high)
+    number, unit = low.rsplit(" ", 1)
+    return f"{number if high.endswith(f' {unit}') else low}–{high}"
+
+
+def collectives_text(report: CompileReport) -> str:
     """`all-gather 10 of 13, all-reduce 0 of 10`."""
-    if said.program is None:
+    if report.program is None:
         return "unknown"
-    counted = asynchronous(said.program)
+    counted = asynchronous(report.program)
     return ", ".join(f"{kind} {a} of {a + s}" for kind, (a, s) in counted.items()) or "no collectives"
 
 
-def _buffers(said: Said) -> str:
-    assert said.memory is not None
+def _buffers(report: CompileReport) -> str:
+    assert report.memory is not None
     rows = [
         [
             f"  {buffer.name}",
@@ -109,7 +115,7 @@ def _buffers(said: Said) -> str:
             f"{buffer.bytes / GIB:.2f}",
             "made by the step" if buffer.made else "comes in",
         ]
-        for buffer in said.memory.buffers[:8]
+        for buffer in report.memory.buffers[:8]
     ]
     return table(["LARGEST AT THE FULLEST MOMENT", "SHAPE A DEVICE", "GIB", ""], rows, right=(2,))
 
@@ -127,14 +133,14 @@ def top_table(estimate: Estimate, top: int) -> str:
 def short_table(outcomes: Sequence[Outcome]) -> str:
     """A row for each of several rehearsals."""
     if all(outcome.plan is None for outcome in outcomes):
-        parts = [[o.rehearsal.slice, o.rehearsal.part, _compiled(o), f"{o.said.compile_seconds:.0f} s", collectives_text(o.said)]
+        parts = [[o.rehearsal.slice, o.rehearsal.part, _compiled(o), f"{o.report.compile_seconds:.0f} s", collectives_text(o.report)]
                  for o in outcomes]  # fmt: skip
         return table(["SLICE", "PROGRAM", "HBM A DEVICE", "COMPILED IN", "ASYNCHRONOUS"], parts, right=(3,))
     rows: list[list[object]] = []
     for outcome in outcomes:
         plan, estimate = outcome.plan, outcome.estimate
-        fits = outcome.said.memory is not None and outcome.said.memory.fits
-        span = f"{format_seconds(estimate.low)} to {format_seconds(estimate.high)}" if estimate else ""
+        fits = outcome.report.memory is not None and outcome.report.memory.fits
+        span = _span(estimate) if estimate else ""
         rows.append(
             [
                 outcome.rehearsal.slice,
@@ -145,7 +151,7 @@ def short_table(outcomes: Sequence[Outcome]) -> str:
                 _compiled(outcome),
                 plan and format_seconds(plan.time.total),
                 f"{format_seconds(estimate.point)} ({span})" if estimate and fits else None,
-                collectives_text(outcome.said),
+                collectives_text(outcome.report),
             ]
         )
     headers = ["SLICE", "MESH", "REMAT", "MB", "GIB PLANNED", "COMPILED", "STEP PLANNED", "REHEARSED", "ASYNCHRONOUS"]
@@ -153,30 +159,30 @@ def short_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _compiled(outcome: Outcome) -> str:
-    said = outcome.said
-    return said.memory.line if said.memory else f"does not compile: {said.failed[:80]}"
+    report = outcome.report
+    return report.memory.line if report.memory else f"does not compile: {report.failed[:80]}"
 
 
 def record(outcome: Outcome) -> dict[str, Any]:
     """As `-o json` gives it: all but the program itself."""
-    said, estimate = outcome.said, outcome.estimate
+    report, estimate = outcome.report, outcome.estimate
     found: dict[str, Any] = {
         "rehearsal": msgspec.to_builtins(outcome.rehearsal),
-        "versions": {"jax": said.jax, "libtpu": said.libtpu},
-        "program": said.name,
-        "compile_seconds": said.compile_seconds,
-        "complete": bool(said.program and said.program.complete),
-        "failed": said.failed or None,
+        "versions": {"jax": report.jax, "libtpu": report.libtpu},
+        "program": report.name,
+        "compile_seconds": report.compile_seconds,
+        "complete": bool(report.program and report.program.complete),
+        "failed": report.failed or None,
         "memory": None,
         "collectives": None,
         "estimate": msgspec.to_builtins(estimate) if estimate else None,
         "fixes": list(outcome.fixes),
     }
-    if said.memory is not None:
-        memory = said.memory
+    if report.memory is not None:
+        memory = report.memory
         found["memory"] = {**msgspec.to_builtins(memory), "total": memory.total, "fits": memory.fits}
-    if said.program is not None:
-        counted: Mapping[str, tuple[int, int]] = asynchronous(said.program)
+    if report.program is not None:
+        counted: Mapping[str, tuple[int, int]] = asynchronous(report.program)
         found["collectives"] = {kind: {"asynchronous": a, "waited_for": s} for kind, (a, s) in counted.items()}
     if outcome.plan is not None:
         found["planned"] = {"bytes": outcome.plan.memory.total, "seconds": outcome.plan.time.total}

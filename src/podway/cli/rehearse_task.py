@@ -86,13 +86,13 @@ def _named(task: Task, file: str) -> str:
 
 def _engine(found: Command) -> Served:
     try:
-        said = parser().parse_args(list(found.words))
+        report = parser().parse_args(list(found.words))
     except SystemExit:
         raise UserError(
             f"the task's command cannot be read: {found}", "run it with --help to see its options"
         ) from None
-    kept = {name: value for name in _ENGINE if (value := getattr(said, name)) is not None}
-    return Served(said.model, said.tp, kept)
+    kept = {name: value for name in _ENGINE if (value := getattr(report, name)) is not None}
+    return Served(report.model, report.tp, kept)
 
 
 def _unset(file: str, env: tuple[str, ...]) -> list[str]:

@@ -39,15 +39,15 @@ def read_sized(words: Sequence[str], overrides: Overrides, model: str | None) ->
     return read_entrypoint(words, msgspec.structs.replace(overrides, tpus=chosen.accelerator_type))
 
 
-def tell_misfit(task: Task, order: Order) -> None:
+def warn_misfit(task: Task, order: Order) -> None:
     """Warn, before anything is paid for, when the planner knows that the task's training step cannot fit."""
     if order.accelerator_type is None or "podway" not in task.run:
         return
     from podway.catalog.slices import find_slice
-    from podway.plan.task_needs import why_not
+    from podway.plan.task_needs import misfit_reason
 
     try:
-        why = why_not(task, find_slice(order.accelerator_type, order.topology))
+        why = misfit_reason(task, find_slice(order.accelerator_type, order.topology))
     except UserError:  # a config that is not here or not right: the trainer says so, where it is read
         return
     if why is not None:

@@ -21,7 +21,7 @@ from podway.model.layout import MeshShape
 from podway.plan.chips import Device, device_of
 from podway.plan.memory import GIB
 from podway.plan.network import place
-from podway.plan.plans import Plan, evaluate
+from podway.plan.plans import TrainPlan, evaluate
 from podway.plan.serve import Load, Precision, replica_rate, step_of
 from podway.plan.steptime import step_time
 from podway.plan.t5 import T5_MODELS, T5X, evaluate_t5, t5_mesh, t5_time
@@ -47,7 +47,7 @@ def is_calibration(name: str, row: str) -> bool:
     return any(one["table"] == name and one["row"] == row for one in rows_of("calibration"))
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
     """A figure beside its prediction."""
 
     row: str
@@ -61,7 +61,7 @@ class Compared(NamedTuple):
         return self.predicted / self.published - 1
 
 
-def job_plan(row: Row) -> Plan:
+def job_plan(row: Row) -> TrainPlan:
     """A row of the 16B-128B table."""
     shape, slice = find_model(row["model"]), find_slice(row["slice"])
     slices, tensor = int(row["slices"]), int(row["tensor"])
@@ -70,7 +70,7 @@ def job_plan(row: Row) -> Plan:
     return evaluate(shape, slice, mesh, Training(seq=int(row["seq"]), batch=batch, program=MAXTEXT_2023))
 
 
-def compiled_hbm() -> list[Compared]:
+def compiled_hbm() -> list[Comparison]:
     """GiB of a device beside what the TPU compiler allocates for the same program.
 
     No constant is fitted on these, but the terms of `memory.py` were chosen with them in view: see docs/planning.md.
@@ -89,14 +89,16 @@ def compiled_hbm() -> list[Compared]:
             program=PROGRAMS[row["program"]],
         )
         memory = evaluate(find_model(row["model"]), slice, mesh, training).memory
-        compared.append(Compared(row["row"], float(row["gib"]), memory.total / GIB, False))
+        compared.append(Comparison(row["row"], float(row["gib"]), memory.total / GIB, False))
     return compared
 
 
-def jobs() -> list[Compared]:
+def jobs() -> list[Comparison]:
     """MFU in percent of the 24 cells."""
     return [
-        Compared(row["row"], float(row["mfu_percent"]), 100 * job_plan(row).mfu, is_calibration("v5e_jobs", row["row"]))
+        Comparison(
+            row["row"], float(row["mfu_percent"]), 100 * job_plan(row).mfu, is_calibration("v5e_jobs", row["row"])
+        )
         for row in rows_of("v5e_jobs")
     ]
 
@@ -118,15 +120,15 @@ def t5_tile(row: Row) -> tuple[int, ...]:
     return tuple(int(side) for side in row["tile"].split("x"))
 
 
-def t5_plan(row: Row) -> Plan:
+def t5_plan(row: Row) -> TrainPlan:
     """A row of the T5 table."""
     return evaluate_t5(T5_MODELS[row["model"]], find_slice(row["slice"]), t5_training(row), t5_tile(row))
 
 
-def t5_ran() -> list[Compared]:
+def t5_ran() -> list[Comparison]:
     """Tokens per second of the T5 rows that ran."""
     return [
-        Compared(
+        Comparison(
             row["row"],
             float(row["tokens_per_second"]),
             t5_plan(row).tokens_per_second,
@@ -137,7 +139,7 @@ def t5_ran() -> list[Compared]:
     ]
 
 
-def spearman(pairs: list[Compared]) -> float:
+def spearman(pairs: list[Comparison]) -> float:
     """Rank correlation of published and predicted, ties at their mean rank."""
     first, second = _ranks([p.published for p in pairs]), _ranks([p.predicted for p in pairs])
     mean = (len(pairs) + 1) / 2
@@ -151,7 +153,7 @@ def _ranks(values: list[float]) -> list[float]:
     return [order.index(value) + (order.count(value) + 1) / 2 for value in values]
 
 
-def serving() -> list[Compared]:
+def serving() -> list[Comparison]:
     """The roofline beside engines: milliseconds a token, or requests a second."""
     compared = []
     for row in rows_of("serving"):
@@ -161,10 +163,10 @@ def serving() -> list[Compared]:
         calibration = is_calibration("serving", row["row"])
         if row["tpot_ms"]:
             step = step_of(shape, slice, tensor, load, precision, float(row["batch"]))
-            compared.append(Compared(row["row"], float(row["tpot_ms"]), 1e3 * step, calibration))
+            compared.append(Comparison(row["row"], float(row["tpot_ms"]), 1e3 * step, calibration))
         else:
             rate = replica_rate(shape, slice, tensor, load, precision)
-            compared.append(Compared(row["row"], float(row["requests_per_second"]), rate, calibration))
+            compared.append(Comparison(row["row"], float(row["requests_per_second"]), rate, calibration))
     return compared
 
 

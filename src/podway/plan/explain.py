@@ -124,5 +124,5 @@ TOPICS: dict[str, tuple[str, Callable[[], str]]] = {
 def explain(topic: str) -> str:
     """The answer to one topic."""
     if topic not in TOPICS:
-        raise UserError(f"nothing is explained under {topic!r}", f"topics: {', '.join(TOPICS)}")
+        raise UserError(f"unknown topic {topic!r}", f"topics: {', '.join(TOPICS)}")
     return TOPICS[topic][1]()

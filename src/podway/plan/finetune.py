@@ -4,13 +4,9 @@ The same search as for pre-training, with a small batch and, for LoRA, a frozen 
 but those of the adapters, and a backward pass that skips the gradients of matrices. Activations are what they were.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
-from podway.catalog.slices import Slice
 from podway.errors import UserError
-from podway.model.shape import ModelShape
-from podway.plan.search import Search, Wish, search_train
 from podway.plan.training import Adapters, Dtype, Optimizer, Training
 
 DEFAULT_SEQUENCES = 64
@@ -30,10 +26,3 @@ def finetune_template(
     base: Literal["bfloat16", "int8"] = "int8" if int8_base else "bfloat16"
     adapters = None if rank is None else Adapters(rank=rank, base=base)
     return Training(seq=1, batch=1, optimizer=optimizer, moments=moments, params=params, adapters=adapters)
-
-
-def search_finetune(
-    shape: ModelShape, candidates: Sequence[Slice], *, seq: int, template: Training, batch: int = DEFAULT_SEQUENCES
-) -> Search:
-    """Plans of all slices that can fine-tune a model, ranked."""
-    return search_train(shape, Wish(seq=seq, batch=batch, template=template), candidates)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from podway.catalog.slices import Slice
 from podway.errors import UserError
 from podway.model.layout import MeshShape
-from podway.plan.chips import HOP_SECONDS, Device, device_of
+from podway.plan.chips import HOP_SECONDS, Device
 
 INSIDE_OUT = ("tensor", "context", "expert", "fsdp", "data")
 # The two devices of a chip are joined by more than one link's worth: six times on tpu7x (Google, "TPU7x"). v2 and v3
@@ -61,7 +61,7 @@ class Group(NamedTuple):
 ALONE = Group(1, 0.0, 0, ())
 
 
-class Placement(NamedTuple):
+class MeshPlacement(NamedTuple):
     """A group for each mesh axis inside a slice."""
 
     tensor: Group
@@ -72,7 +72,7 @@ class Placement(NamedTuple):
 
 
 @cache
-def place(mesh: MeshShape, slice: Slice) -> Placement:
+def place(mesh: MeshShape, slice: Slice) -> MeshPlacement:
     """Where the axes of a mesh lie in one slice; a UserError where they cannot."""
     inside = mesh.chips // mesh.slices
     if inside != slice.devices:
@@ -86,7 +86,7 @@ def place(mesh: MeshShape, slice: Slice) -> Placement:
     groups = _tensor_groups(mesh.tensor, slice)
     if not groups:
         raise UserError(
-            f"tensor={mesh.tensor} is no box of the {slice.topology_text} chips of {slice.accelerator_type}",
+            f"tensor={mesh.tensor} is not a box of the {slice.topology_text} chips of {slice.accelerator_type}",
             "use a size whose factors divide the topology",
         )
     return max(
@@ -156,7 +156,7 @@ def _divisors(number: int) -> tuple[int, ...]:
     return tuple(side for side in range(1, number + 1) if number % side == 0)
 
 
-def _placed(mesh: MeshShape, bounds: Box, wrap: tuple[bool, ...], cores: bool, tensor: Box) -> Placement:
+def _placed(mesh: MeshShape, bounds: Box, wrap: tuple[bool, ...], cores: bool, tensor: Box) -> MeshPlacement:
     stride: Box = (1,) * len(bounds)
     left = bounds
     groups = dict.fromkeys(INSIDE_OUT, ALONE)
@@ -179,7 +179,7 @@ def _placed(mesh: MeshShape, bounds: Box, wrap: tuple[bool, ...], cores: bool, t
         groups[axis] = found
         stride = tuple(taken * side for taken, side in zip(stride, found.box, strict=True))
         left = tuple(bound // taken for bound, taken in zip(bounds, stride, strict=True))
-    return Placement(**groups)
+    return MeshPlacement(**groups)
 
 
 def group_of(size: int, box: Box, stride: Box, bounds: Box, wrap: tuple[bool, ...], cores: bool) -> Group:
@@ -210,8 +210,3 @@ def dcn_reduce_seconds(bytes_each: float, slices: int, device: Device) -> float:
             f"{device.generation} slices cannot be joined: multislice starts at v4", "plan for one slice of it"
         )
     return 2 * bytes_each * (slices - 1) / slices / device.dcn_bandwidth
-
-
-def of_slice(slice: Slice) -> Device:
-    """The device that a slice is made of."""
-    return device_of(slice.generation)

@@ -15,7 +15,7 @@ from podway.catalog.slices import Slice, all_slices, find_slice, slices_of
 from podway.errors import UserError
 from podway.model.families import find_model
 from podway.plan.finetune import DEFAULT_SEQUENCES, finetune_template
-from podway.plan.search import Wish, nothing_fits, search_train
+from podway.plan.search import PlanOptions, plan_train
 from podway.plan.serve import Load, Precision, search_serve
 from podway.plan.training import Adapters, Training
 
@@ -55,7 +55,7 @@ def pick_slice(needs: Needs) -> Slice:
         if not plans:
             raise nothing_serves(needs.model, rejected)
         return plans[0].slice
-    wish = Wish(
+    options = PlanOptions(
         seq=needs.seq,
         batch=needs.batch or (DEFAULT_SEQUENCES if needs.kind == "finetune" else None),
         tokens=needs.tokens,
@@ -64,10 +64,8 @@ def pick_slice(needs: Needs) -> Slice:
         spot=needs.spot,
         template=_template(needs),
     )
-    search = search_train(shape, wish, candidates)
-    if not search.plans:
-        raise nothing_fits(shape, search)
-    if wish.days or wish.budget:
+    search = plan_train(shape, options, candidates)
+    if options.days or options.budget:
         return search.plans[0].slice
     return min((plan.slice for plan in search.plans), key=lambda slice: _hourly(slice, needs.spot))
 
@@ -91,6 +89,6 @@ def nothing_serves(model: str, rejected: Sequence[tuple[str, str]]) -> UserError
     name, reason = rejected[-1] if rejected else ("", "there is no slice to plan for")
     where = f"{name}: {reason}" if name else reason
     return UserError(
-        f"no slice of {len(rejected)} serves {model} so: {where}",
+        f"none of {len(rejected)} slices can serve {model}: {where}",
         "use a larger slice, --weights int8, --kv int8, shorter requests or a longer --ttft",
     )

@@ -22,7 +22,7 @@ from podway.plan.training import Training
 HOUR = 3600.0
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration and what it will do."""
 
     slice: Slice
@@ -66,7 +66,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.dollars_per_hour / HOUR / self.tokens_per_second * 1e6
 
     def hours(self, tokens: float) -> float:
-        """Hours until so many tokens are trained on."""
+        """Hours to train on this many tokens."""
         return tokens / self.tokens_per_second / HOUR
 
     def dollars(self, tokens: float) -> float | None:
@@ -74,7 +74,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.dollars_per_hour is None else self.dollars_per_hour * self.hours(tokens)
 
 
-def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Training, *, spot: bool = False) -> Plan:
+def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Training, *, spot: bool = False) -> TrainPlan:
     """One configuration, whether it fits or not; a UserError where it makes no sense."""
     device = device_of(slice.generation)
     placement = place(mesh, slice)
@@ -84,7 +84,7 @@ def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Trainin
     if training.adapters is not None:
         flops *= 2 / 3  # frozen matrices have no gradient of their own
     hourly = _price(slice, spot)
-    return Plan(
+    return TrainPlan(
         slice=slice,
         mesh=mesh,
         training=training,
@@ -105,15 +105,15 @@ def _price(slice: Slice, spot: bool) -> float | None:
     return price_of(slice, spot=spot)
 
 
-def notes_on(shape: ModelShape, plan: Plan) -> list[str]:
+def notes_on(shape: ModelShape, plan: TrainPlan) -> list[str]:
     """What a person should know of a plan beside its figures."""
     notes = list(kept_whole(shape, plan.mesh, TRAIN_RULES))
     if plan.time.relayout:
         rows = shape.d_model // plan.mesh.fsdp
         notes.append(
-            f"fsdp={plan.mesh.fsdp} cuts d_model {shape.d_model} into {rows} rows, no multiple of 8: gathered weights are "
+            f"fsdp={plan.mesh.fsdp} cuts d_model {shape.d_model} into {rows} rows, not a multiple of 8: gathered weights are "
             f"copied into another tiling ({plan.time.relayout:.2f} s a step)"
         )
     if plan.dollars_per_hour is None:
-        notes.append(f"no price of {plan.slice.generation} is published: costs are unknown, not zero")
+        notes.append(f"no price is published for {plan.slice.generation}: costs are unknown, not zero")
     return notes

@@ -7,7 +7,7 @@ from typing import Any
 from podway.errors import UserError
 from podway.extras import load
 from podway.plan.memory import GIB
-from podway.plan.plans import Plan
+from podway.plan.plans import TrainPlan
 
 SUFFIXES = (".png", ".svg")
 _BARS = 8
@@ -20,10 +20,10 @@ def check_path(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"cannot draw {path.name!r}", f"end the name in {' or '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():
-        raise UserError(f"there is no directory {path.parent}", "make it, or choose another place")
+        raise UserError(f"{path.parent}: no such directory", "create it, or choose another place")
 
 
-def draw(plans: Sequence[Plan], title: str, path: Path) -> None:
+def draw(plans: Sequence[TrainPlan], title: str, path: Path) -> None:
     """Writes the picture."""
     matplotlib = load("matplotlib", "plot", "--plot")  # 0.5 s that only --plot should pay for
     matplotlib.use("agg")
@@ -37,9 +37,9 @@ def draw(plans: Sequence[Plan], title: str, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _scaling(axes: Any, plans: Sequence[Plan]) -> None:
+def _scaling(axes: Any, plans: Sequence[TrainPlan]) -> None:
     """Tokens per second over chips, a line a generation: the fastest plan of each number of chips."""
-    best: dict[str, dict[int, Plan]] = {}
+    best: dict[str, dict[int, TrainPlan]] = {}
     for plan in plans:
         row = best.setdefault(plan.slice.generation, {})
         if plan.chips not in row or plan.tokens_per_second > row[plan.chips].tokens_per_second:
@@ -54,7 +54,7 @@ def _scaling(axes: Any, plans: Sequence[Plan]) -> None:
     axes.legend()
 
 
-def _memory(axes: Any, plans: Sequence[Plan]) -> None:
+def _memory(axes: Any, plans: Sequence[TrainPlan]) -> None:
     """HBM of a device by part, a bar a plan, with the limit."""
     labels = [_label(plan) for plan in plans]
     bottom = [0.0] * len(plans)
@@ -70,7 +70,7 @@ def _memory(axes: Any, plans: Sequence[Plan]) -> None:
     axes.legend(fontsize=8)
 
 
-def _height(plan: Plan, name: str) -> float:
+def _height(plan: TrainPlan, name: str) -> float:
     """Logits and temp live one after the other: only the larger one takes space."""
     if name in ("logits", "temp"):
         larger = "logits" if plan.memory.logits > plan.memory.temp else "temp"
@@ -78,6 +78,6 @@ def _height(plan: Plan, name: str) -> float:
     return plan.memory.parts[name] / GIB
 
 
-def _label(plan: Plan) -> str:
+def _label(plan: TrainPlan) -> str:
     name = plan.slice.accelerator_type if plan.slices == 1 else f"{plan.slices} x {plan.slice.accelerator_type}"
     return f"{name}\n{plan.training.remat}, mb {plan.training.microbatches}"

@@ -1,4 +1,4 @@
-"""From a model and a wish to a ranked list of plans.
+"""From a model and options to a ranked list of plans.
 
 1. For each slice (and number of slices) the meshes worth trying: tensor groups of 1 to 16 chips that divide the heads,
    the experts of a mixture split or not, the sequence split where there are fewer sequences than chips; the rest is
@@ -24,7 +24,7 @@ from podway.model.shape import ModelShape
 from podway.plan.chips import device_of
 from podway.plan.memory import GIB, Memory, train_memory
 from podway.plan.network import check_tile
-from podway.plan.plans import HOUR, Plan, evaluate
+from podway.plan.plans import HOUR, TrainPlan, evaluate
 from podway.plan.training import BYTES, REMAT, Training, saved_names
 
 ROOM = 0.90  # of HBM that a recommended plan may fill: memory is estimated to within 10%
@@ -32,8 +32,8 @@ DEFAULT_BATCH_TOKENS = 4 * 2**20  # Llama 3 starts with 4M (arXiv 2407.21783); n
 SLICE_COUNTS = (1, 2, 4, 8, 16, 32)
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What the person wants; None: whatever is best."""
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for; None: whatever is best."""
 
     seq: int
     batch: int | None = None  # sequences
@@ -82,38 +82,37 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
 class Search(msgspec.Struct, frozen=True, kw_only=True):
     """Plans, best first, and what was rejected."""
 
-    plans: tuple[Plan, ...]
+    plans: tuple[TrainPlan, ...]
     rejected: tuple[Rejected, ...]
 
 
-def search_train(shape: ModelShape, wish: Wish, candidates: Sequence[Slice]) -> Search:
+def search_train(shape: ModelShape, options: PlanOptions, candidates: Sequence[Slice]) -> Search:
     """All that fits on these slices, ranked; several slices: the best plan of each."""
     distinct = list({(s.accelerator_type, s.topology): s for s in reversed(candidates)}.values())[::-1]
-    counts = (wish.slices,) if wish.slices else SLICE_COUNTS if wish.days else (1,)
-    plans: list[Plan] = []
+    counts = (options.slices,) if options.slices else SLICE_COUNTS if options.days else (1,)
+    plans: list[TrainPlan] = []
     rejected: list[Rejected] = []
     for slice in distinct:
-        alone = device_of(slice.generation).dcn_bandwidth is None and wish.slices is None
+        alone = device_of(slice.generation).dcn_bandwidth is None and options.slices is None
         for number in counts[:1] if alone else counts:
-            found, (excess, reason) = _on(shape, wish, slice, number, thorough=len(distinct) == 1)
+            found, (excess, reason) = _on(shape, options, slice, number, thorough=len(distinct) == 1)
             if not found:
                 one = Rejected(slice=slice.accelerator_type, slices=number, reason=reason, excess=excess)
                 rejected.append(one)
                 continue
             found.sort(key=lambda plan: plan.time.total / plan.training.tokens)
             plans += found if len(distinct) == 1 else found[:1]
-            if wish.days and wish.tokens and found[0].hours(wish.tokens) <= 24 * wish.days:
+            if options.days and options.tokens and found[0].hours(options.tokens) <= 24 * options.days:
                 break  # more slices of a kind that is already in time only cost more
-    return Search(plans=tuple(ranked(plans, wish, one_kind=len(distinct) == 1)), rejected=tuple(rejected))
+    return Search(plans=tuple(ranked(plans, options, one_kind=len(distinct) == 1)), rejected=tuple(rejected))
 
 
-def plan_train(shape: ModelShape, seq: int, *, candidates: Sequence[Slice], **wishes: object) -> list[Plan]:
-    """The plans of `search_train`; `wishes` are fields of `Wish`. A UserError where nothing fits."""
-    wish = Wish(seq=seq, **wishes)  # type: ignore[arg-type]
-    search = search_train(shape, wish, candidates)
+def plan_train(shape: ModelShape, options: PlanOptions, candidates: Sequence[Slice]) -> Search:
+    """`search_train`, with a UserError where nothing fits."""
+    search = search_train(shape, options, candidates)
     if not search.plans:
         raise nothing_fits(shape, search)
-    return list(search.plans)
+    return search
 
 
 def nothing_fits(shape: ModelShape, search: Search) -> UserError:
@@ -122,31 +121,31 @@ def nothing_fits(shape: ModelShape, search: Search) -> UserError:
         return UserError("there is no slice to plan for", "name one with --tpu; `podway tpus` lists them")
     near = min(search.rejected, key=lambda one: one.excess)
     size = f"a model of {count(shape) / 1e9:.1f} B parameters"
-    what = f"{size} does not run so on {near.where}: {near.reason}"
+    what = f"{size} does not fit on {near.where}: {near.reason}"
     if len(search.rejected) > 1:
-        what = f"{size} runs so on none of {len(search.rejected)} slices; closest is {near.where}: {near.reason}"
+        what = f"{size} fits on none of {len(search.rejected)} slices; closest is {near.where}: {near.reason}"
     if near.excess == float("inf"):
         return UserError(what, "change the batch, --mesh, --tile, --microbatches or --slices")
     smaller = "a smaller --batch, --remat full, --optimizer adafactor or --opt-dtype bf16"
     return UserError(what, f"ask for a larger slice, --slices, {smaller}")
 
 
-def ranked(plans: Iterable[Plan], wish: Wish, *, one_kind: bool) -> list[Plan]:
+def ranked(plans: Iterable[TrainPlan], options: PlanOptions, *, one_kind: bool) -> list[TrainPlan]:
     """Best first; see the module's docstring."""
     never = float("inf")
 
-    def per_token(plan: Plan) -> float:
+    def per_token(plan: TrainPlan) -> float:
         cost = plan.dollars_per_million_tokens
         return never if cost is None else cost
 
-    def key(plan: Plan) -> tuple[float, float, float]:
+    def key(plan: TrainPlan) -> tuple[float, float, float]:
         seconds = plan.time.total / plan.training.tokens
-        if wish.tokens is not None and wish.days is not None:
-            late = max(0.0, plan.hours(wish.tokens) - 24 * wish.days)
+        if options.tokens is not None and options.days is not None:
+            late = max(0.0, plan.hours(options.tokens) - 24 * options.days)
             return (late, per_token(plan), seconds)
-        if wish.tokens is not None and wish.budget is not None:
-            cost = plan.dollars(wish.tokens)
-            over = never if cost is None else max(0.0, cost - wish.budget)
+        if options.tokens is not None and options.budget is not None:
+            cost = plan.dollars(options.tokens)
+            over = never if cost is None else max(0.0, cost - options.budget)
             return (over, seconds, per_token(plan))
         return (seconds, 0.0, 0.0) if one_kind else (per_token(plan), seconds, 0.0)
 
@@ -154,32 +153,32 @@ def ranked(plans: Iterable[Plan], wish: Wish, *, one_kind: bool) -> list[Plan]:
 
 
 def _on(
-    shape: ModelShape, wish: Wish, slice: Slice, number: int, *, thorough: bool = False
-) -> tuple[list[Plan], tuple[float, str]]:
+    shape: ModelShape, options: PlanOptions, slice: Slice, number: int, *, thorough: bool = False
+) -> tuple[list[TrainPlan], tuple[float, str]]:
     """The plans of one slice, or how close it came (bytes too many) and the reason why there is none."""
     device, infinite = device_of(slice.generation), float("inf")
     if number > 1 and device.dcn_bandwidth is None:
         return [], (infinite, f"{slice.generation} slices cannot be joined (multislice starts at v4)")
-    if wish.tile is not None:
+    if options.tile is not None:
         try:
-            check_tile(wish.tile, slice)
+            check_tile(options.tile, slice)
         except UserError as error:
             if thorough:  # the only slice there is
                 raise
             return [], (infinite, error.what)
-    missing = _least_state(shape, wish, slice) - device.hbm_limit
+    missing = _least_state(shape, options, slice) - device.hbm_limit
     if missing > 0:
         return [], (missing, f"OOM by {missing / GIB:.1f} GiB in weights and optimizer state alone")
-    plans: list[Plan] = []
+    plans: list[TrainPlan] = []
     closest = (infinite, "no mesh divides its chips, the heads and the batch")
     best_family = infinite
-    for family in _meshes(shape, wish, slice, number):
+    for family in _meshes(shape, options, slice, number):
         best = infinite
         for mesh in family:
             try:
-                found, near = _with_mesh(shape, wish, slice, mesh)
+                found, near = _with_mesh(shape, options, slice, mesh)
             except UserError as error:
-                if wish.mesh is not None:
+                if options.mesh is not None:
                     raise
                 found, near = [], (infinite, error.what)
             plans += found
@@ -194,20 +193,20 @@ def _on(
     return plans, closest
 
 
-def _least_state(shape: ModelShape, wish: Wish, slice: Slice) -> float:
+def _least_state(shape: ModelShape, options: PlanOptions, slice: Slice) -> float:
     """Bytes of weights, moments and gradients on a device if everything were split over the slice."""
-    template = wish.template or Training(seq=1, batch=1)
+    template = options.template or Training(seq=1, batch=1)
     if template.adapters is not None:
         return count(shape) / slice.devices * BYTES[template.adapters.base]
     moments = 2 * BYTES[template.moments] if template.optimizer == "adamw" else 0.0
     return count(shape) / slice.devices * (2 * BYTES[template.params] + moments)
 
 
-def _meshes(shape: ModelShape, wish: Wish, slice: Slice, number: int) -> list[list[MeshShape]]:
+def _meshes(shape: ModelShape, options: PlanOptions, slice: Slice, number: int) -> list[list[MeshShape]]:
     """The meshes worth trying on `number` slices: for each split of the experts, tensor groups from narrow to wide."""
-    if wish.mesh is not None:
-        return [[msgspec.structs.replace(wish.mesh, slices=number, tile=wish.tile or wish.mesh.tile)]]
-    widths = (prod(wish.tile),) if wish.tile else (1, 2, 4, 8, 16)
+    if options.mesh is not None:
+        return [[msgspec.structs.replace(options.mesh, slices=number, tile=options.tile or options.mesh.tile)]]
+    widths = (prod(options.tile),) if options.tile else (1, 2, 4, 8, 16)
     families = []
     for expert in (1, 2, 4, 8) if shape.experts else (1,):
         family = []
@@ -217,81 +216,85 @@ def _meshes(shape: ModelShape, wish: Wish, slice: Slice, number: int) -> list[li
                 continue
             if shape.experts and shape.experts.count % expert:
                 continue
-            context = _context(wish, rest * expert, number)
+            context = _context(options, rest * expert, number)
             if context and rest % context == 0:
                 sizes = {"fsdp": rest // context, "expert": expert, "context": context, "tensor": tensor}
-                family.append(MeshShape(slices=number, tile=wish.tile, **sizes))
+                family.append(MeshShape(slices=number, tile=options.tile, **sizes))
         families.append(family)
     return families
 
 
-def _context(wish: Wish, groups: int, number: int) -> int:
+def _context(options: PlanOptions, groups: int, number: int) -> int:
     """How many chips share a sequence: 1, or as many as it takes to give every chip something; 0: it cannot be."""
-    sequences = wish.batch or max(1, DEFAULT_BATCH_TOKENS // wish.seq)
+    sequences = options.batch or max(1, DEFAULT_BATCH_TOKENS // options.seq)
     needed = ceil(groups * number / sequences)
-    if wish.batch is None and needed <= 2:
+    if options.batch is None and needed <= 2:
         return 1  # the batch may grow a little
     context = 1 << (needed - 1).bit_length()
-    return context if wish.seq % (context * 128) == 0 else 0
+    return context if options.seq % (context * 128) == 0 else 0
 
 
-def _batch(wish: Wish, groups: int) -> int:
+def _batch(options: PlanOptions, groups: int) -> int:
     """Sequences of a step: those asked for, or the multiple of the groups nearest to the default."""
-    if wish.batch is not None:
-        return wish.batch
-    return max(1, round(DEFAULT_BATCH_TOKENS / wish.seq / groups)) * groups
+    if options.batch is not None:
+        return options.batch
+    return max(1, round(DEFAULT_BATCH_TOKENS / options.seq / groups)) * groups
 
 
-def _with_mesh(shape: ModelShape, wish: Wish, slice: Slice, mesh: MeshShape) -> tuple[list[Plan], tuple[float, str]]:
+def _with_mesh(
+    shape: ModelShape, options: PlanOptions, slice: Slice, mesh: MeshShape
+) -> tuple[list[TrainPlan], tuple[float, str]]:
     """The plans of one mesh, and how close the best of the others came (bytes too many, reason)."""
     device = device_of(slice.generation)
     groups = mesh.slices * mesh.data * mesh.fsdp * mesh.expert
-    batch = _batch(wish, groups)
-    base = wish.template or Training(seq=wish.seq, batch=batch)
-    base = msgspec.structs.replace(base, seq=wish.seq, batch=batch, microbatches=1)
+    batch = _batch(options, groups)
+    base = options.template or Training(seq=options.seq, batch=batch)
+    base = msgspec.structs.replace(base, seq=options.seq, batch=batch, microbatches=1)
     if batch % groups:
         return [], (float("inf"), f"{batch} sequences do not divide over {groups} groups of chips ({mesh})")
     # A configuration that is given in full is answered as it is.
-    limit = int(device.hbm_limit * (1.0 if wish.mesh and wish.microbatches else ROOM))
-    plans: list[Plan] = []
+    limit = int(device.hbm_limit * (1.0 if options.mesh and options.microbatches else ROOM))
+    plans: list[TrainPlan] = []
     closest: tuple[float, str] = (float("inf"), "")
     fewest = None
-    policies = (wish.remat,) if wish.remat else tuple(REMAT)
+    policies = (options.remat,) if options.remat else tuple(REMAT)
     memory_of = partial(train_memory, shape, mesh, limit=limit, usable=device.hbm_limit)
-    least = _most_frugal(wish, mesh, base, policies[-1], memory_of)
+    least = _most_frugal(options, mesh, base, policies[-1], memory_of)
     if not least.fits:
         return [], (least.total - least.limit, f"{least.excess} ({mesh}, remat {policies[-1]})")
     for remat in policies:
-        training, memory = _fewest_microbatches(wish, mesh, base, remat, memory_of)
+        training, memory = _fewest_microbatches(options, mesh, base, remat, memory_of)
         if not memory.fits:
             closest = min(closest, (memory.total - memory.limit, f"{memory.excess} ({mesh}, remat {remat})"))
             continue
         if fewest is not None and training.microbatches >= fewest:
             continue
         fewest = training.microbatches
-        plans.append(evaluate(shape, slice, mesh, training, spot=wish.spot))
+        plans.append(evaluate(shape, slice, mesh, training, spot=options.spot))
     return plans, closest
 
 
 def _most_frugal(
-    wish: Wish, mesh: MeshShape, base: Training, remat: str, memory_of: Callable[[Training], Memory]
+    options: PlanOptions, mesh: MeshShape, base: Training, remat: str, memory_of: Callable[[Training], Memory]
 ) -> Memory:
     """The least memory that a mesh can do with: everything computed again, as many microbatches as there are rows."""
     rows = base.batch // (mesh.slices * mesh.data * mesh.fsdp * mesh.expert)
-    one = msgspec.structs.replace(base, microbatches=wish.microbatches or rows, remat=remat)
+    one = msgspec.structs.replace(base, microbatches=options.microbatches or rows, remat=remat)
     least = memory_of(one)
-    if wish.microbatches is None and rows > 1 and not least.fits:  # a single microbatch needs no sum of gradients
+    if options.microbatches is None and rows > 1 and not least.fits:  # a single microbatch needs no sum of gradients
         whole = memory_of(msgspec.structs.replace(one, microbatches=1))
         return min(least, whole, key=lambda memory: memory.total)
     return least
 
 
 def _fewest_microbatches(
-    wish: Wish, mesh: MeshShape, base: Training, remat: str, memory_of: Callable[[Training], Memory]
+    options: PlanOptions, mesh: MeshShape, base: Training, remat: str, memory_of: Callable[[Training], Memory]
 ) -> tuple[Training, Memory]:
     """The training with the fewest microbatches that fits; the one with the most where none does."""
     rows = base.batch // (mesh.slices * mesh.data * mesh.fsdp * mesh.expert)
-    choices = [m for m in range(1, rows + 1) if rows % m == 0] if wish.microbatches is None else [wish.microbatches]
+    choices = (
+        [m for m in range(1, rows + 1) if rows % m == 0] if options.microbatches is None else [options.microbatches]
+    )
     low, high = 0, len(choices) - 1
 
     def at(index: int) -> tuple[Training, Memory]:
@@ -314,16 +317,10 @@ def _fewest_microbatches(
     return best
 
 
-def fits(shape: ModelShape, slice: Slice, *, seq: int, batch: int | None = None, slices: int = 1) -> tuple[bool, str]:
-    """Whether training fits on a slice in any way this planner knows, and the reason where it does not."""
-    found, (_, reason) = _on(shape, Wish(seq=seq, batch=batch), slice, slices)
-    return bool(found), "" if found else reason
-
-
-def deadline_met(plan: Plan, wish: Wish) -> bool:
+def deadline_met(plan: TrainPlan, options: PlanOptions) -> bool:
     """Whether a plan keeps to the days and dollars asked for."""
-    if wish.tokens is None:
+    if options.tokens is None:
         return True
-    in_time = wish.days is None or plan.hours(wish.tokens) * HOUR <= wish.days * 24 * HOUR
-    cost = plan.dollars(wish.tokens)
-    return in_time and (wish.budget is None or (cost is not None and cost <= wish.budget))
+    in_time = options.days is None or plan.hours(options.tokens) * HOUR <= options.days * 24 * HOUR
+    cost = plan.dollars(options.tokens)
+    return in_time and (options.budget is None or (cost is not None and cost <= options.budget))

@@ -213,7 +213,7 @@ class _Engine:
         return max(products + exchange, weights + cache)
 
     def binds(self, batch: float) -> str:
-        """What most of a step is spent on."""
+        """What most of a step is costs on."""
         names = ("matrix unit", "HBM: weights", "HBM: KV cache", "ICI")
         return max(zip(self.parts(batch), names, strict=True))[1]
 

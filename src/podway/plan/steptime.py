@@ -27,7 +27,7 @@ from podway.plan.chips import (
     Device,
 )
 from podway.plan.memory import adapter_params, held_params, misaligned
-from podway.plan.network import Placement, dcn_reduce_seconds
+from podway.plan.network import MeshPlacement, dcn_reduce_seconds
 from podway.plan.products import head_product, layer_products, layer_weights, needed_again, widths
 from podway.plan.training import BYTES, COMPUTE_BYTES, Training
 
@@ -72,7 +72,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def binds(self) -> str:
-        """The resource that most of the step is spent on."""
+        """The resource that most of the step is costs on."""
         groups = {
             "the matrix unit": self.matrix,
             "the attention kernel": self.attention,
@@ -95,7 +95,9 @@ class _Layer(NamedTuple):
     first: float  # of which those of the matrix that a pass starts with
 
 
-def step_time(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, placement: Placement) -> StepTime:
+def step_time(
+    shape: ModelShape, mesh: MeshShape, training: Training, device: Device, placement: MeshPlacement
+) -> StepTime:
     """The step by part."""
     tokens = training.tokens_per_device(mesh)
     times = training.microbatches * shape.layers
@@ -215,7 +217,7 @@ def _traffic(
     mesh: MeshShape,
     training: Training,
     device: Device,
-    placement: Placement,
+    placement: MeshPlacement,
     layer: _Layer,
     tokens: float,
 ) -> list[Traffic]:
@@ -258,7 +260,7 @@ def _fsdp(
     mesh: MeshShape,
     training: Training,
     device: Device,
-    placement: Placement,
+    placement: MeshPlacement,
     layer: _Layer,
     times: int,
 ) -> list[Traffic]:

@@ -21,10 +21,10 @@ from podway.errors import UserError
 from podway.model.layout import MeshShape
 from podway.plan.chips import Device, device_of
 from podway.plan.memory import Memory
-from podway.plan.network import Placement, place, tiles
-from podway.plan.plans import Plan
+from podway.plan.network import MeshPlacement, place, tiles
+from podway.plan.plans import TrainPlan
 from podway.plan.products import Product
-from podway.plan.search import DEFAULT_BATCH_TOKENS, Rejected, Search, Wish, ranked
+from podway.plan.search import DEFAULT_BATCH_TOKENS, PlanOptions, Rejected, Search, ranked
 from podway.plan.steptime import StepTime, Traffic
 from podway.plan.training import COMPUTE_BYTES, Program, Training
 
@@ -141,7 +141,7 @@ def saved_bytes(shape: T5Shape, seq: int, tile: int) -> float:
     return float(shape.layers * seq * (split / tile + whole))
 
 
-def t5_time(shape: T5Shape, mesh: MeshShape, training: Training, device: Device, placement: Placement) -> StepTime:
+def t5_time(shape: T5Shape, mesh: MeshShape, training: Training, device: Device, placement: MeshPlacement) -> StepTime:
     """The step by part: every exchange of a tile is waited for, the gradients of all tiles are summed once."""
     rows, tile, loops = rows_of(training, mesh), mesh.tensor, max(1, training.microbatches)
     tokens = rows * training.seq
@@ -181,10 +181,10 @@ def _products(shape: T5Shape, tile: int) -> tuple[Product, ...]:
     return (*inward, *outward, *mlp, Product("logits", d, shape.vocab // tile))
 
 
-def evaluate_t5(shape: T5Shape, slice: Slice, training: Training, tile: tuple[int, ...]) -> Plan:
+def evaluate_t5(shape: T5Shape, slice: Slice, training: Training, tile: tuple[int, ...]) -> TrainPlan:
     """One configuration of t5x."""
     mesh, device = t5_mesh(slice, tile), device_of(slice.generation)
-    return Plan(
+    return TrainPlan(
         slice=slice,
         mesh=mesh,
         training=training,
@@ -195,38 +195,42 @@ def evaluate_t5(shape: T5Shape, slice: Slice, training: Training, tile: tuple[in
     )
 
 
-def search_t5(shape: T5Shape, wish: Wish, candidates: Sequence[Slice]) -> Search:
+def search_t5(shape: T5Shape, options: PlanOptions, candidates: Sequence[Slice]) -> Search:
     """Tiles and microbatches for a batch, ranked; several slices: the best plan of each."""
-    if wish.slices not in (None, 1) or wish.mesh is not None or wish.remat not in (None, "none"):
+    if options.slices not in (None, 1) or options.mesh is not None or options.remat not in (None, "none"):
         raise UserError(
             f"{shape.name} is planned as t5x runs it: one slice, a (data, model) mesh given by its tile, no remat",
             "use --tpu, --tile, --batch and --microbatches",
         )
-    batch = wish.batch or max(1, DEFAULT_BATCH_TOKENS // wish.seq)
-    plans: list[Plan] = []
+    batch = options.batch or max(1, DEFAULT_BATCH_TOKENS // options.seq)
+    plans: list[TrainPlan] = []
     rejected: list[Rejected] = []
     for slice in {s.accelerator_type: s for s in candidates}.values():
-        found, closest = _on_tiles(shape, wish, slice, batch)
+        found, closest = _on_tiles(shape, options, slice, batch)
         found.sort(key=lambda plan: plan.time.total)
         plans += found if len(candidates) == 1 else found[:1]
         if not found:
             one = Rejected(slice=slice.accelerator_type, slices=1, reason=closest[1], excess=closest[0])
             rejected.append(one)
-    return Search(plans=tuple(ranked(plans, wish, one_kind=len(candidates) == 1)), rejected=tuple(rejected))
+    return Search(plans=tuple(ranked(plans, options, one_kind=len(candidates) == 1)), rejected=tuple(rejected))
 
 
-def _on_tiles(shape: T5Shape, wish: Wish, slice: Slice, batch: int) -> tuple[list[Plan], tuple[float, str]]:
+def _on_tiles(
+    shape: T5Shape, options: PlanOptions, slice: Slice, batch: int
+) -> tuple[list[TrainPlan], tuple[float, str]]:
     """For each tile of a slice the fewest microbatches that fit; and what came closest of the others."""
-    found: list[Plan] = []
+    found: list[TrainPlan] = []
     closest = (float("inf"), "no tile of 1 to 64 chips divides it")
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if shape.heads % size == 0 and slice.devices % size == 0]
-    for tile in [wish.tile] if wish.tile else [box for size in sizes for box in tiles(size, slice)]:
+    for tile in [options.tile] if options.tile else [box for size in sizes for box in tiles(size, slice)]:
         data = slice.devices // prod(tile)
         per_tile = max(1, batch // data)
-        loops = [wish.microbatches] if wish.microbatches else [m for m in range(1, per_tile + 1) if per_tile % m == 0]
+        loops = (
+            [options.microbatches] if options.microbatches else [m for m in range(1, per_tile + 1) if per_tile % m == 0]
+        )
         for count in loops:
             training = Training(
-                seq=wish.seq, batch=batch, microbatches=count, remat="none", optimizer="adafactor", program=T5X
+                seq=options.seq, batch=batch, microbatches=count, remat="none", optimizer="adafactor", program=T5X
             )
             plan = evaluate_t5(shape, slice, training, tile)
             if plan.memory.fits:

@@ -4,7 +4,7 @@
    (other variables, command substitution) stays as it is written.
 2. `settings_of(command)` flattens a trainer's config file and its `key=value` words, later ones over earlier ones.
 3. `needs_of(task)` turns the first command into `Needs`, for choosing a slice; `training_of` into the mesh and the step
-   that would run on a slice; `why_not(task, slice)` says in one line why the step cannot fit there.
+   that would run on a slice; `misfit_reason(task, slice)` says in one line why the step cannot fit there.
 
 A task without such a command has no needs that Podway can know: the answer is None, never a guess.
 """
@@ -32,7 +32,7 @@ from podway.task.yamlfile import Node, Scalar, Sequence, parse
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 _SEPARATORS = {";", "&&", "||", "|", "&", "(", ")", "{", "}", "then", "do", "else"}
 _BEFORE = {"exec", "time", "nohup", "sudo", "env"}  # words that may stand before the command they run
-# What the trainer takes where nothing is said (podway.train.config; tests/plan/test_task_needs.py compares them).
+# What the trainer takes where a setting is absent (podway.train.config; tests/plan/test_task_needs.py compares them).
 LENGTH, SHAPE, POLICY = 1024, "fsdp=*", "full"
 
 
@@ -212,7 +212,7 @@ def _number(settings: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def why_not(task: Task, slice: Slice) -> str | None:
+def misfit_reason(task: Task, slice: Slice) -> str | None:
     """Why the training step of a task does not fit a slice, in one line; None where it fits or nothing is known."""
     command = command_of(task)
     if command is None or command.verb != "train":

@@ -1,7 +1,7 @@
 """The Pallas kernels of a program: the compiler gives no cycles for a custom call.
 
 Attention kernels (jax's splash and flash, forward, dq and dkv) are read as the scores that their mask leaves; the cycles of a
-block of scores are in `plan.chips`, with their source. Any other kernel is priced by what it moves through HBM, and named in
+block of scores are in `plan.chips`, with their source. Every other kernel is priced by what it moves through HBM, and named in
 the notes of a rehearsal, because that is a floor and not an estimate.
 """
 

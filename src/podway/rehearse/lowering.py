@@ -4,8 +4,8 @@ The devices are described by libtpu (`topology`), not attached: nothing is alloc
 and a sharding. What is lowered is what `podway train` and `podway serve` themselves lower.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ class Prepared(NamedTuple):
     """A program, and where the devices it is for lie, in the order of its own numbers."""
 
     name: str
-    lowered: Any
+    lowered: jax.stages.Lowered
     places: tuple[Place, ...]
 
 
@@ -62,8 +62,7 @@ def _training(rehearsal: Rehearsal) -> Prepared:
             asked = jax.ShapeDtypeStruct((mesh.size,), jnp.int32)  # type: ignore[no-untyped-call]
             arrays = abstract_batch(program, batch, config.batch.length)
             state = abstract_state(program)
-            step: Any = make_step(program, state)
-            lowered = step.lower(state, arrays, asked)
+            lowered = make_step(program, state).lower(state, arrays, asked)  # type: ignore[attr-defined]
     return Prepared("train step", lowered, places_of(mesh.devices.flat, slice))
 
 
@@ -81,12 +80,12 @@ def engine_parts(rehearsal: Rehearsal) -> list[str]:
     return list(_engine_programs(rehearsal))
 
 
-def _engine_programs(rehearsal: Rehearsal) -> dict[str, Callable[[], Any]]:
+def _engine_programs(rehearsal: Rehearsal) -> dict[str, Callable[[], jax.stages.Lowered]]:
     options = from_plain(rehearsal.options, Options)
     return dict(ahead.programs(find_model(rehearsal.model), rehearsal.tpu, options, rehearsal.tensor))
 
 
-def places_of(devices: Any, slice: Slice) -> tuple[Place, ...]:
+def places_of(devices: Iterable[jax.Device], slice: Slice) -> tuple[Place, ...]:
     """(slice, x, y[, z][, core]) of each device."""
     axes, several = len(slice.topology), slice.generation_facts.devices_per_chip > 1
     found = []

@@ -13,7 +13,6 @@ Letters: B batch, S length, H heads, K d_head.
 """
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ _BLOCK = 512  # all of the kernel's block sizes
 _RATE, _CLIP = 1e-3, 1.0
 
 
-def lower(shape: ModelShape, mesh: jax.sharding.Mesh, batch: int, seq: int) -> Any:
+def lower(shape: ModelShape, mesh: jax.sharding.Mesh, batch: int, seq: int) -> jax.stages.Lowered:
     """The step lowered for the devices of a mesh; call it inside `jax.set_mesh(mesh)`."""
     optimizer = make_optimizer(OptimizerConfig(), lambda tree: jax.tree.map(lambda leaf: leaf.ndim > 1, tree))
     weights = decoder.abstract(shape, jnp.float32, mesh, TRAIN_RULES)
@@ -44,7 +43,7 @@ def lower(shape: ModelShape, mesh: jax.sharding.Mesh, batch: int, seq: int) -> A
         for name in ("inputs", "targets")
     }
 
-    def step(weights: Tree, moments: Any, tokens: dict[str, jax.Array]) -> tuple[Tree, Any, jax.Array]:
+    def step(weights: Tree, moments: Tree, tokens: dict[str, jax.Array]) -> tuple[Tree, Tree, jax.Array]:
         loss, gradients = jax.value_and_grad(_loss)(weights, tokens, shape)
         by = jnp.minimum(1.0, _CLIP / jnp.maximum(global_norm(gradients), 1e-12))
         gradients = jax.tree.map(lambda g: g * by, gradients)
@@ -55,10 +54,13 @@ def lower(shape: ModelShape, mesh: jax.sharding.Mesh, batch: int, seq: int) -> A
     return jax.jit(step, donate_argnums=(0, 1), out_shardings=(*placed, None)).lower(weights, moments, tokens)
 
 
-def _moments(optimizer: Optimizer, weights: Tree) -> Any:
+def _moments(optimizer: Optimizer, weights: Tree) -> Tree:
     """AdamW's state, each moment where its weight lies."""
     made = jax.eval_shape(optimizer.init, weights)
-    return made._replace(mean=jax.tree.map(lambda leaf: leaf, weights), square=jax.tree.map(lambda leaf: leaf, weights))
+    placed: Tree = made._replace(
+        mean=jax.tree.map(lambda leaf: leaf, weights), square=jax.tree.map(lambda leaf: leaf, weights)
+    )
+    return placed
 
 
 def _loss(weights: Tree, tokens: dict[str, jax.Array], shape: ModelShape) -> jax.Array:
@@ -103,7 +105,7 @@ def _product_backward(inputs: int, kept: tuple[jax.Array, jax.Array], g: jax.Arr
 _product.defvjp(_product_forward, _product_backward)
 
 
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: Layer, carry: Any) -> tuple[jax.Array, Any]:
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: Layer, carry: object) -> tuple[jax.Array, object]:
     blocks = BlockSizes(
         block_q=_BLOCK, block_k_major=_BLOCK, block_k=_BLOCK, block_b=1,
         block_q_major_dkv=_BLOCK, block_k_major_dkv=_BLOCK, block_k_dkv=_BLOCK, block_q_dkv=_BLOCK,

@@ -1,10 +1,10 @@
-"""`Rehearsal`: what is to be compiled, and `Said`: what the compiler said of it (no jax).
+"""`Rehearsal`: what is to be compiled, and `CompileReport`: what the compiler reports about it (no jax).
 
 A rehearsal of training holds the very settings that `podway train` would read, so that what is compiled is what would run. It
 is made of a plan, of a task file, or of words of the command line.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -12,6 +12,7 @@ from podway.catalog.slices import Slice, find_slice
 from podway.model.layout import MeshShape
 from podway.plan.training import REMAT, Training, saved_names
 from podway.rehearse.memory import Hbm
+from podway.rehearse.messages import EngineOptions
 from podway.rehearse.program import Program
 
 ProgramName = Literal["podway", "maxtext-2023"]
@@ -27,7 +28,7 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     slices: int = 1
     settings: tuple[str, ...] = ()  # of the trainer: key=value
     program: ProgramName = "podway"
-    options: dict[str, Any] = {}  # of the engine: fields of podway.serve.build.Options
+    options: EngineOptions = {}  # of the engine: fields of podway.serve.build.Options
     tensor: int | None = None  # of the engine: chips of a replica
     part: str | None = None  # of the engine: one of its programs
     flags: tuple[str, ...] = ()  # of libtpu, over those that the trainer would set
@@ -49,8 +50,8 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return next((word.partition("=")[2] for word in reversed(self.settings) if word.startswith(f"{key}=")), None)
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the compiler said: kept in the cache, and in docs/measurements."""
+class CompileReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the compiler reports: kept in the cache, and in docs/measurements."""
 
     jax: str
     libtpu: str

@@ -3,7 +3,7 @@
 1. The worker lowers its program and says its key. If the cache has the answer, the worker ends there.
 2. Else it compiles. A fast rehearsal ends the worker as soon as the compiler has written its schedule and its buffers, which is
    before it makes code: seconds in place of minutes.
-3. What libtpu wrote is read into a `Said`, and kept under PODWAY_HOME/cache/rehearse by the key.
+3. What libtpu wrote is read into a `CompileReport`, and kept under PODWAY_HOME/cache/rehearse by the key.
 
 An abort of the compiler ends its own process and becomes one line. Ctrl-C, or the end of this process for whatever reason,
 ends the workers: they stop when their standard input closes.
@@ -13,7 +13,6 @@ import contextlib
 import functools
 import gzip
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -35,8 +34,9 @@ from podway.home import home
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.hlo import read_module
 from podway.rehearse.memory import read_memory
+from podway.rehearse.messages import Compiled, Invalid, Lowered, Message, Parts
 from podway.rehearse.reading import program_of
-from podway.rehearse.rehearsal import Rehearsal, Said
+from podway.rehearse.rehearsal import CompileReport, Rehearsal
 from podway.train.flags import flags_for
 
 # A compiler of one program grows to 1.1-2.0 GB (facts: libtpu 0.0.51, the 16B-128B jobs); with room for a larger one.
@@ -53,7 +53,7 @@ _MAXTEXT_FLAGS = (
     "--xla_tpu_overlap_compute_collective_tc=true",
     "--xla_enable_async_all_gather=true",
 )
-HEED_S = 0.5
+POLL_S = 0.5
 Progress = Callable[[int, str], None]  # number of the rehearsal, what it is at
 
 
@@ -83,13 +83,13 @@ def rehearse(
     jobs: int | None = None,
     fresh: bool = False,
     progress: Progress = lambda number, stage: None,
-) -> list[Said]:
-    """What the compiler says of each, in the order they were given."""
+) -> list[CompileReport]:
+    """The compiler's report of each, in the order they were given."""
     check_installed()
     workers: list[_Worker] = []
     stop = threading.Event()
 
-    def one(number: int, rehearsal: Rehearsal) -> Said:
+    def one(number: int, rehearsal: Rehearsal) -> CompileReport:
         if stop.is_set():
             raise KeyboardInterrupt
         with tempfile.TemporaryDirectory(prefix="podway-rehearse-") as folder:
@@ -110,10 +110,10 @@ def rehearse(
             worker.end()
 
 
-def _result(future: Future[Said]) -> Said:
+def _result(future: Future[CompileReport]) -> CompileReport:
     """Waited for piece by piece: a Ctrl-C that comes just before a wait is heeded only when that wait ends."""
     while not future.done():
-        wait([future], timeout=HEED_S)
+        wait([future], timeout=POLL_S)
     return future.result()
 
 
@@ -123,16 +123,19 @@ def engine_parts(rehearsal: Rehearsal) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="podway-rehearse-") as folder:
         worker = _Worker(rehearsal, Path(folder))
         try:
-            worker.tell(msgspec.json.encode(rehearsal))
-            heard = worker.hear()
+            worker.send(msgspec.json.encode(rehearsal))
+            answer = worker.receive()
         finally:
             worker.end()
-    if "wrong" in heard:
-        raise UserError(heard["wrong"], heard["hint"])
-    if "parts" not in heard:
-        raise UserError(f"the programs of the engine cannot be listed: {heard['failed']}", "try another slice or model")
-    names: list[str] = heard["parts"]
-    return names
+    match answer:
+        case Parts(names=names):
+            return list(names)
+        case Invalid(what=what, hint=hint):
+            raise UserError(what, hint)
+        case Compiled(failed=why):
+            raise UserError(f"the programs of the engine cannot be listed: {why}", "try another slice or model")
+        case _:
+            raise UserError("the programs of the engine cannot be listed", "try another slice or model")
 
 
 def environment(rehearsal: Rehearsal) -> dict[str, str]:
@@ -175,58 +178,58 @@ class _Worker:
         self.peak = 0
         self.listener: threading.Thread | None = None
 
-    def answer(self, *, fresh: bool, progress: Callable[[str], None]) -> Said:
+    def answer(self, *, fresh: bool, progress: Callable[[str], None]) -> CompileReport:
         """What the compiler says, from the cache if it is there."""
         progress("lowering")
         try:
-            self.tell(msgspec.json.encode(self.rehearsal))
-            lowered = self.hear()
-            if "wrong" in lowered:
-                raise UserError(lowered["wrong"], lowered["hint"])
-            if "lowered" not in lowered:
-                return Said(jax="", libtpu="", key="", failed=lowered["failed"])
-            told = lowered["lowered"]
-            known = None if fresh else cached(told["key"], complete=not self.rehearsal.fast)
+            self.send(msgspec.json.encode(self.rehearsal))
+            lowered = self.receive()
+            if isinstance(lowered, Invalid):
+                raise UserError(lowered.what, lowered.hint)
+            if not isinstance(lowered, Lowered):
+                failed = lowered.failed if isinstance(lowered, Compiled) else "it names programs, none to compile"
+                return CompileReport(jax="", libtpu="", key="", failed=failed)
+            known = None if fresh else cached(lowered.key, complete=not self.rehearsal.fast)
             if known is not None:
                 progress("known")
                 return known
             progress("compiling")
-            self.tell(b"go")
+            self.send(b"go")
             end = self._wait()
             progress("reading")
-            said = self._read(told, end)
-            if said.memory is not None:
-                keep(said)
-            return said
+            report = self._read(lowered, end)
+            if report.memory is not None:
+                store_report(report)
+            return report
         finally:
             self.end()
 
-    def tell(self, line: bytes) -> None:
-        """One line to it."""
+    def send(self, line: bytes) -> None:
+        """One line to the process."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(line + b"\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has ended; the next thing heard says how
+            pass  # it has ended; the next message says how
 
-    def hear(self) -> dict[str, Any]:
-        """The next line of JSON; how the process ended where there is none."""
+    def receive(self) -> Message:
+        """The next message; how the process ended where there is none."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(b"{"):
-                found: dict[str, Any] = json.loads(line)
+                found: Message = from_json(line, Message)  # type: ignore[arg-type] # a union of types
                 return found
         code = self.process.wait()
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return {"failed": f"the compiler's process {ended}" + (f": {lines[-1][:300]}" if lines else "")}
+        return Compiled(failed=f"the compiler's process {ended}" + (f": {lines[-1][:300]}" if lines else ""))
 
-    def _wait(self) -> dict[str, Any]:
+    def _wait(self) -> Compiled:
         """Until it is compiled, or for a fast rehearsal until its schedule is written."""
-        heard: list[dict[str, Any]] = []
-        listener = self.listener = threading.Thread(target=lambda: heard.append(self.hear()), daemon=True)
+        received: list[Message] = []
+        listener = self.listener = threading.Thread(target=lambda: received.append(self.receive()), daemon=True)
         began = time.monotonic()
         listener.start()
         while listener.is_alive():
@@ -234,8 +237,9 @@ class _Worker:
             self.peak = max(self.peak, _peak_bytes(self.process.pid))
             if self.rehearsal.fast and self._written(_SCHEDULED) is not None and listener.is_alive():
                 self.end()
-                return {"scheduled": True, "compile_seconds": time.monotonic() - began}
-        return heard[0]
+                return Compiled(compile_seconds=time.monotonic() - began)
+        end = received[0]
+        return end if isinstance(end, Compiled) else Compiled(failed="the compiler's process did not say how it ended")
 
     def _written(self, suffix: str) -> Path | None:
         """A whole file of the compiler's, by the end of its name."""
@@ -247,16 +251,16 @@ class _Worker:
             time.sleep(0.2)  # it may still be growing
         return found if size and found.stat().st_size == size else None
 
-    def _read(self, told: dict[str, Any], end: dict[str, Any]) -> Said:
-        base = Said(
-            jax=told["jax"],
-            libtpu=told["libtpu"],
-            key=told["key"],
-            name=told["name"],
-            lowering_seconds=round(told["lowering_seconds"], 1),
-            compile_seconds=round(end.get("compile_seconds", 0.0), 1),
+    def _read(self, lowered: Lowered, end: Compiled) -> CompileReport:
+        base = CompileReport(
+            jax=lowered.jax,
+            libtpu=lowered.libtpu,
+            key=lowered.key,
+            name=lowered.name,
+            lowering_seconds=round(lowered.lowering_seconds, 1),
+            compile_seconds=round(end.compile_seconds, 1),
             peak_bytes=self.peak,
-            failed=end.get("failed", ""),
+            failed=end.failed,
         )
         text = next((found for suffix in _TEXTS if (found := self._written(suffix)) is not None), None)
         assignment = self._written("after_optimizations-buffer-assignment.txt")
@@ -265,7 +269,7 @@ class _Worker:
             return base if base.failed else msgspec.structs.replace(base, failed="the compiler wrote no program")
         module = read_module(text.read_text())
         slice = self.rehearsal.tpu
-        fabric = Fabric(slice, tuple(tuple(place) for place in told["places"]))
+        fabric = Fabric(slice, lowered.places)
         facts = slice.generation_facts
         limit = (facts.hbm_usable_bytes or facts.chip_hbm_bytes) // facts.devices_per_chip
         memory = read_memory(assignment.read_text(), live.read_text(), module, limit)
@@ -304,22 +308,22 @@ def _reader() -> str:
     return digest.hexdigest()[:8]
 
 
-def _shelf(key: str) -> Path:
+def _cache_path(key: str) -> Path:
     return home() / "cache" / "rehearse" / f"{key}-{_reader()}.json.gz"
 
 
-def cached(key: str, *, complete: bool) -> Said | None:
+def cached(key: str, *, complete: bool) -> CompileReport | None:
     """An answer that is known; with `complete` only one that was compiled to the end, or that does not fit."""
     try:
-        said = from_json(gzip.decompress(_shelf(key).read_bytes()), Said)
+        report = from_json(gzip.decompress(_cache_path(key).read_bytes()), CompileReport)
     except (OSError, EOFError, gzip.BadGzipFile, msgspec.MsgspecError):
         return None
-    whole = said.program is not None and (said.program.complete or said.failed)
-    return said if whole or not complete else None
+    whole = report.program is not None and (report.program.complete or report.failed)
+    return report if whole or not complete else None
 
 
-def keep(said: Said) -> None:
-    """Put an answer on the shelf; what is there is replaced at once or not at all."""
-    path = _shelf(said.key)
+def store_report(report: CompileReport) -> None:
+    """Cache a report; one that is there is replaced at once or not at all."""
+    path = _cache_path(report.key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, gzip.compress(msgspec.json.encode(said)))
+    write_atomically(path, gzip.compress(msgspec.json.encode(report)))

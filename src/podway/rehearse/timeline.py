@@ -32,7 +32,7 @@ OVERSTATED = 1.83
 SLOW = 0.80  # of peak, of all products of a program by its own cycles: 0.815 (32B) to 0.926 (128B)
 
 
-class Spent(msgspec.Struct, frozen=True, kw_only=True):
+class OpCost(msgspec.Struct, frozen=True, kw_only=True):
     """What one instruction costs a step."""
 
     name: str
@@ -50,7 +50,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     point: float
     high: float
     parts: dict[str, float]
-    top: tuple[Spent, ...]
+    top: tuple[OpCost, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -60,9 +60,9 @@ def estimate(program: Program, fabric: Fabric, *, top: int = 12) -> Estimate:
     seconds = {mode: run.block(program.ops, 1) for mode, run in runs.items()}
     point = runs["point"]
     parts: dict[str, float] = {}
-    for one in point.spent.values():
+    for one in point.costs.values():
         parts[one.kind] = parts.get(one.kind, 0.0) + one.seconds
-    ranked = sorted(point.spent.values(), key=lambda one: -one.seconds)
+    ranked = sorted(point.costs.values(), key=lambda one: -one.seconds)
     return Estimate(
         low=min(seconds.values()),
         point=seconds["point"],
@@ -97,7 +97,7 @@ class _Run:
         self.fabric = fabric
         self.device: Device = fabric.device
         self.mode: Mode = mode
-        self.spent: dict[str, Spent] = {}
+        self.costs: dict[str, OpCost] = {}
 
     def block(self, ops: tuple[Op, ...], times: int) -> float:
         """Seconds of a list of instructions, once."""
@@ -112,13 +112,13 @@ class _Run:
                 now += self._branch([self.block(way, times) for way in op.blocks])
             elif op.kind == "wait":
                 ready = ends.get(op.waits_for, now)
-                self._spend(op, "waiting", max(0.0, ready - now), times)
+                self._charge(op, "waiting", max(0.0, ready - now), times)
                 now = max(now, ready)
             elif op.kind in ("collective", "prefetch"):
                 now = self._transfer(op, times, now, free, ends)
             else:
                 seconds = self._compute(op)
-                self._spend(op, op.kind, seconds, times)
+                self._charge(op, op.kind, seconds, times)
                 now += seconds
         return now
 
@@ -140,7 +140,7 @@ class _Run:
         if op.starts:
             ends[op.name] = begin + seconds
             return now
-        self._spend(op, "collective", begin + seconds - now, times)
+        self._charge(op, "collective", begin + seconds - now, times)
         return begin + seconds
 
     def _compute(self, op: Op) -> float:
@@ -166,8 +166,8 @@ class _Run:
         reached = max(ideal, op.flops / device.matrix_rate)
         return reached if cycles is None else max(reached, cycles / OVERSTATED)
 
-    def _spend(self, op: Op, kind: str, seconds: float, times: int) -> None:
+    def _charge(self, op: Op, kind: str, seconds: float, times: int) -> None:
         if seconds > 0:
-            self.spent[f"{len(self.spent)}"] = Spent(
+            self.costs[f"{len(self.costs)}"] = OpCost(
                 name=op.name, kind=kind, what=op.what, shape=op.shape, seconds=seconds * times, times=times
             )

@@ -1,12 +1,11 @@
 """`python -m podway.rehearse.worker DIRECTORY < rehearsal.json`: lower one program, and compile it if told to.
 
 A process of its own for each program: libtpu reads its flags once, an abort of the compiler ends this process alone, and a
-fast rehearsal ends it as soon as memory and schedule are written. It speaks in lines of JSON:
+fast rehearsal ends it as soon as memory and schedule are written. It writes lines of JSON (`messages.py`):
 
-1. `{"lowered": {...}}` with the key of what would be compiled;
-2. it then reads one line: `go` compiles, anything else (the answer is known already) ends;
-   (an engine without a named part answers `{"parts": [...]}`, its programs, and ends)
-3. `{"compiled": true, ...}`, or `{"failed": "..."}` in one line. A wrong wish is `{"wrong": what, "hint": ...}`.
+1. `Lowered`, with the key of what would be compiled; `Parts` for an engine without a named part, and it ends;
+2. it then reads one line: `go` compiles, anything else (the answer is known already) ends it;
+3. `Compiled`. A request that is wrong in itself is answered by `Invalid`.
 
 What the compiler writes on the way (its text, its buffers) goes to DIRECTORY.
 """
@@ -18,11 +17,17 @@ import os
 import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from podway.decoding import from_json
 from podway.errors import UserError
+from podway.rehearse.messages import Compiled, Invalid, Lowered, Message, Parts
 from podway.rehearse.rehearsal import Rehearsal
+
+if TYPE_CHECKING:  # jax takes seconds to load, and `main` reads its input first
+    from jax.stages import Lowered as LoweredProgram
 
 
 def main() -> int:
@@ -32,7 +37,7 @@ def main() -> int:
     try:
         return _rehearse(rehearsal, folder)
     except UserError as error:
-        _say({"wrong": error.what, "hint": error.hint})
+        _send(Invalid(what=error.what, hint=error.hint))
         return 0
 
 
@@ -40,22 +45,14 @@ def _rehearse(rehearsal: Rehearsal, folder: str) -> int:
     from podway.rehearse.lowering import engine_parts, prepare  # here: jax and libtpu take seconds to load
 
     if rehearsal.what == "serve" and rehearsal.part is None:
-        _say({"parts": engine_parts(rehearsal)})
+        _send(Parts(names=tuple(engine_parts(rehearsal))))
         return 0
     began = time.monotonic()
     prepared = prepare(rehearsal)
     versions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
-    _say(
-        {
-            "lowered": {
-                **versions,
-                "name": prepared.name,
-                "key": _key(prepared.lowered, rehearsal, versions),
-                "places": prepared.places,
-                "lowering_seconds": time.monotonic() - began,
-            }
-        }
-    )
+    key = _key(prepared.lowered, rehearsal, versions)
+    seconds = time.monotonic() - began
+    _send(Lowered(name=prepared.name, key=key, places=prepared.places, lowering_seconds=seconds, **versions))
     if sys.stdin.readline().strip() != "go":
         return 0
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -63,19 +60,19 @@ def _rehearse(rehearsal: Rehearsal, folder: str) -> int:
     try:
         prepared.lowered.compile(compiler_options={"xla_dump_to": folder})
     except Exception as error:  # whatever the compiler throws is what the person asked to know
-        _say({"failed": _one_line(str(error)), "compile_seconds": time.monotonic() - began})
+        _send(Compiled(failed=_one_line(str(error)), compile_seconds=time.monotonic() - began))
         return 0
-    _say({"compiled": True, "compile_seconds": time.monotonic() - began})
+    _send(Compiled(compile_seconds=time.monotonic() - began))
     return 0
 
 
 def _end_with_parent() -> None:
-    """Whoever asked is gone when standard input closes: nobody waits for the answer."""
+    """Standard input closes when the parent has ended: nobody waits for the answer."""
     sys.stdin.read()
     os._exit(1)
 
 
-def _key(lowered: Any, rehearsal: Rehearsal, versions: dict[str, str]) -> str:
+def _key(lowered: "LoweredProgram", rehearsal: Rehearsal, versions: dict[str, str]) -> str:
     """Of the program, the chips, the flags and the versions: what an answer depends on."""
     tpu = rehearsal.tpu
     digest = hashlib.sha256(lowered.as_text().encode())  # it does not say which chips it is for
@@ -89,8 +86,8 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())[:400]
 
 
-def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
+def _send(message: Message) -> None:
+    sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
     sys.stdout.flush()
 
 
