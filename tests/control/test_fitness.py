@@ -9,7 +9,7 @@ from podway.task.task import (
     LocalDir,
     Recovery,
     Resources,
-    Service,
+    ServiceSpec,
     Task,
     Volume,
 )
@@ -20,7 +20,7 @@ NOTED = {
     "python": Task(python="3.12"),
     "disk": Task(resources=(Resources(disk_gb=300),)),
     "priority": Task(priority=5),
-    "replicas": Task(kind="service", service=Service(port=8000)),
+    "replicas": Task(kind="service", service=ServiceSpec(port=8000)),
 }
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from podway.task.environment import interpolate
 from podway.task.fields import Field, Layers
-from podway.task.task import Probe, RateLimit, Scaling, ServedModel, Service
+from podway.task.task import Probe, RateLimit, Scaling, ServedModel, ServiceSpec
 from podway.task.values import count_range, duration, port
 
 # A dstack probe never gives a replica up; a day is our end of patience.
@@ -14,7 +14,7 @@ _READY_WITHIN_S = 86_400
 _WINDOWS_S = (30, 60, 300)
 
 
-def read_service(run: Layers, group: Field | None, env: Mapping[str, str], secrets: Mapping[str, str]) -> Service:
+def read_service(run: Layers, group: Field | None, env: Mapping[str, str], secrets: Mapping[str, str]) -> ServiceSpec:
     """`group` is the one group of replicas, where the file has groups."""
     at = run.get("port")
     assert at is not None  # the shape requires it
@@ -22,7 +22,7 @@ def read_service(run: Layers, group: Field | None, env: Mapping[str, str], secre
     served = _model(model) if model else None
     https, auth, strip = run.get("https"), run.get("auth"), run.get("strip_prefix")
     limits = run.get("rate_limits")
-    return Service(
+    return ServiceSpec(
         port=port(at),
         probes=_probes(run.get("probes"), served, env, secrets),
         scaling=_scaling(run, group),

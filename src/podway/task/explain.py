@@ -6,7 +6,7 @@ Secrets are never shown, nor the values of variables whose names say that they a
 import re
 
 from podway.catalog.slices import Slice, find_slice
-from podway.task.task import Bucket, FileMount, Git, LocalDir, Placement, Resources, Service, Task, Url, Volume
+from podway.task.task import Bucket, FileMount, Git, LocalDir, Placement, Resources, ServiceSpec, Task, Url, Volume
 
 _MASK = "*****"
 _HIDDEN_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|APIKEY)($|_)", re.I)
@@ -154,7 +154,7 @@ def _policy_rows(task: Task) -> list[tuple[str, str]]:
     return rows
 
 
-def _service_rows(service: Service) -> list[tuple[str, str]]:
+def _service_rows(service: ServiceSpec) -> list[tuple[str, str]]:
     scaling = service.scaling
     fixed = scaling.min_replicas == scaling.max_replicas
     replicas = f"{scaling.min_replicas}" if fixed else f"{scaling.min_replicas} to {scaling.max_replicas}"

@@ -5,18 +5,18 @@ import msgspec
 from podway.catalog.slices import find_slice, is_tpu_name
 from podway.errors import UserError
 from podway.task.fields import Field
-from podway.task.task import Probe, Resources, Scaling, Service
+from podway.task.task import Probe, Resources, Scaling, ServiceSpec
 
 # SkyServe's defaults, where they differ from the record's.
 _DOWN_DELAY_S = 1200
 
 
-def read_service(field: Field, resources: tuple[Resources, ...], notes: list[str]) -> Service:
+def read_service(field: Field, resources: tuple[Resources, ...], notes: list[str]) -> ServiceSpec:
     policy = field.get("replica_policy")
     balancing = field.get("load_balancing_policy")
     fallback = policy.get("base_ondemand_fallback_replicas") if policy else None
     dynamic = policy.get("dynamic_ondemand_fallback") if policy else None
-    return Service(
+    return ServiceSpec(
         port=_port(field, resources),
         probes=(_probe(field.get("readiness_probe")),),
         scaling=_scaling(field, policy, notes),

@@ -175,7 +175,7 @@ class RateLimit(TaskPart, frozen=True):
     burst: int = 0
 
 
-class Service(TaskPart, frozen=True):
+class ServiceSpec(TaskPart, frozen=True):
     """What makes a task a service: a port, replicas, probes, and perhaps a model name."""
 
     port: int
@@ -227,7 +227,7 @@ class Task(TaskPart, frozen=True):
     max_duration_s: int | None = None
     stop_duration_s: int | None = None  # grace between SIGTERM and SIGKILL
     priority: int = 0
-    service: Service | None = None
+    service: ServiceSpec | None = None
     dev: DevEnvironment | None = None
     tags: dict[str, str] = {}
     notes: tuple[str, ...] = ()  # fields understood but without effect here, each with the reason
