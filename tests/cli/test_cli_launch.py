@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from podway.errors import UserError
-from podway.hosts.tree import Manifest
+from podway.hosts.tree import TreeManifest
 from podway.server.api import Frame
 from tests.cli import records
 from tests.cli.conftest import Run, on_terminal
@@ -207,7 +207,7 @@ def test_files_go_up_once(run: Run, stub: Stub, here: Path) -> None:
         ("~/sky_workdir", "workdir", 2),
         ("~/one.txt", "mount", 1),
     ]
-    manifest = Manifest.decode(stub.blobs.read(trees[0]["manifest"]))
+    manifest = TreeManifest.decode(stub.blobs.read(trees[0]["manifest"]))
     assert [(entry.path, stub.blobs.size(entry.sha256)) for entry in manifest.entries] == [
         ("a.py", 8),
         ("b.bin", 300_000),
@@ -228,8 +228,8 @@ def test_packs_are_bounded(run: Run, stub: Stub, here: Path, monkeypatch: pytest
     assert stub.blobs.missing([entry.sha256 for entry in _manifest(stub).entries]) == []
 
 
-def _manifest(stub: Stub) -> Manifest:
-    return Manifest.decode(stub.blobs.read(stub.asked("POST", LAUNCH)[0]["files"][0]["manifest"]))
+def _manifest(stub: Stub) -> TreeManifest:
+    return TreeManifest.decode(stub.blobs.read(stub.asked("POST", LAUNCH)[0]["files"][0]["manifest"]))
 
 
 def test_notes_of_the_file_are_told(run: Run, stub: Stub, here: Path) -> None:

@@ -69,7 +69,7 @@ class Host:
         assert not log.exists() or "Traceback" not in log.read_text(), log.read_text()
 
     def start_agent(self) -> int:
-        env = {**os.environ, processes.HOST_MARK: self.host_id}
+        env = {**os.environ, processes.HOST_ID_VARIABLE: self.host_id}
         done = subprocess.run(self.command, env=env, capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
         self.pid = int(done.stdout)
@@ -131,9 +131,9 @@ class Host:
         begun = wire.json.loads((self.state / "jobs" / job / phase / "runner.json").read_bytes())
         return int(begun["pid"])
 
-    def marked(self) -> set[int]:
-        """All processes that carry this host's mark."""
-        return processes.marked(processes.snapshot(), processes.HOST_MARK, self.host_id)
+    def processes(self) -> set[int]:
+        """All processes of this host."""
+        return processes.with_variable(processes.snapshot(), processes.HOST_ID_VARIABLE, self.host_id)
 
 
 def alive(pid: int) -> bool:

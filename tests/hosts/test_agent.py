@@ -176,7 +176,7 @@ def test_secrets_are_in_no_file_and_no_argument(host):
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBg\n-----END KEY-----\n"
     script = 'echo "token $TOKEN."; sleep 0.2; printf %s "${TOKEN:0:9}"; sleep 0.2; echo "${TOKEN:9}"; echo "$KEY" | sed -n 2p'
     host.start(script, secrets={"TOKEN": secret, "KEY": key})
-    arguments = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in host.marked())
+    arguments = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in host.processes())
     _, printed = host.output()
     assert printed == b"token ***.\n***\n***\n"
     stored = b"".join(path.read_bytes() for path in host.state.rglob("*") if path.is_file())
@@ -286,7 +286,7 @@ def test_sweep_kills_what_ended_jobs_left(host):
         for more in ({"PODWAY_JOB": "ended"}, {"PODWAY_JOB": "runs"}, {})
     ]
     try:
-        until(lambda: {stray.pid for stray in strays} <= host.marked())
+        until(lambda: {stray.pid for stray in strays} <= host.processes())
         assert host.call("sweep")["killed"] == [strays[0].pid]
         assert strays[0].wait(5) == -9 and strays[1].poll() is None and strays[2].poll() is None
         assert host.call("status", job="runs", phase="run")["state"] == "running"
@@ -307,7 +307,7 @@ def test_shutdown_ends_all_jobs_and_the_agent(host):
         host.start("trap '' TERM; echo up; sleep 60; sleep 60", job=f"job{number}")
         host.printed(b"up", job=f"job{number}")
     assert host.call("shutdown", grace=0.2)["gone"]
-    until(lambda: not host.marked())
+    until(lambda: not host.processes())
 
 
 def test_shutdown_can_keep_jobs_for_the_next_agent(host):

@@ -111,7 +111,7 @@ def test_after_cancel_nothing_of_the_job_runs(host, script):
     assert time.monotonic() - began < GRACE_S + 2.0
     assert reply == {"ok": True, "gone": True, "left": []}
     assert not [pid for pid in [runner, *pids_in(host.home / "pids")] if alive(pid)]
-    assert host.marked() == {host.pid}
+    assert host.processes() == {host.pid}
     status = host.call("status", job="job", phase="run")
     assert status["state"] == "exited" and (status["signal"] or status["code"])
 
@@ -197,7 +197,7 @@ def test_cancel_at_any_instant_of_a_start(host):
         # SIGTERM is never lost, also not between fork and exec: else this would take the whole grace.
         assert time.monotonic() - began < 19
         early.join()
-    assert host.marked() == {host.pid}
+    assert host.processes() == {host.pid}
 
 
 @pytest.mark.skipif(

@@ -116,10 +116,10 @@ def test_runner_and_agent_killed_together(host):
     host.kill_agent()
     os.kill(runner, signal.SIGKILL)
     until(lambda: not alive(runner))
-    assert len(host.marked()) >= 2
+    assert len(host.processes()) >= 2
     host.start_agent()
     lost(host)
-    assert host.marked() == {host.pid}
+    assert host.processes() == {host.pid}
 
 
 def test_a_lost_job_can_be_cancelled_and_forgotten(host):
@@ -157,8 +157,8 @@ def test_a_reused_pid_is_nobody_of_ours(host):
     host.kill_agent()
     os.kill(runner, signal.SIGKILL)  # before its script: a runner that lives writes down how that ended
     until(lambda: not alive(runner))
-    processes.send(host.marked(), signal.SIGKILL)
-    until(lambda: not host.marked())
+    processes.send(host.processes(), signal.SIGKILL)
+    until(lambda: not host.processes())
     bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
     try:
         begun = host.state / "jobs/job/run/runner.json"

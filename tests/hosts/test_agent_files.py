@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podway.hosts.agent import place, records
-from podway.hosts.agent.phase import Refused
+from podway.hosts.agent.phase import RequestRefused
 
 
 @st.composite
@@ -208,11 +208,11 @@ def test_a_file_and_a_directory_take_each_others_place_only_if_it_is_podways(tmp
         assert dest.read_bytes() == b"one"
     host.bring(folder, "~/x")
     (dest / "mine").write_text("a job's")
-    with pytest.raises(Refused, match="is a directory on the host: a file cannot take its place"):
+    with pytest.raises(RequestRefused, match="is a directory on the host: a file cannot take its place"):
         host.bring(one_file(tmp_path, b"one"), "~/x")
     assert (dest / "mine").read_text() == "a job's"
     (tmp_path / "home/y").write_text("mine")
-    with pytest.raises(Refused, match="is a file on the host: a directory cannot take its place"):
+    with pytest.raises(RequestRefused, match="is a file on the host: a directory cannot take its place"):
         host.bring(folder, "~/y")
     assert (tmp_path / "home/y").read_text() == "mine"
 
@@ -232,11 +232,11 @@ def test_fetch_and_list(tmp_path: Path) -> None:
     assert reply == {"count": 3, "truncated": False}
     assert [(row[0], row[1], row[5]) for row in rows] == [("d", "dir", ""), ("l", "link", "d"), ("d/\\xff", "file", "")]
     assert rows[2][2:4] == [0o600, 10]
-    with pytest.raises(Refused, match="is not a file"):
+    with pytest.raises(RequestRefused, match="is not a file"):
         host.call("files.fetch", path="~/out")
-    with pytest.raises(Refused, match="No such file"):
+    with pytest.raises(RequestRefused, match="No such file"):
         host.call("files.fetch", path="~/nothing")
-    with pytest.raises(Refused, match="No such file"):
+    with pytest.raises(RequestRefused, match="No such file"):
         host.call("files.list", path="~/nothing")
 
 
@@ -248,7 +248,7 @@ def test_an_error_names_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise PermissionError(errno.EACCES, "Permission denied", args[0])
 
     monkeypatch.setattr(place.os, "unlink", unlink)
-    with pytest.raises(Refused, match=r"^d/f: Permission denied$"):
+    with pytest.raises(RequestRefused, match=r"^d/f: Permission denied$"):
         host.bring(scanned(tmp_path / "2", {}))
 
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podway.hosts.agent import packs
-from podway.hosts.agent.phase import Refused
-from podway.hosts.tree import Entry, Manifest
+from podway.hosts.agent.phase import RequestRefused
+from podway.hosts.tree import TreeEntry, TreeManifest
 
 
-def _forced(host: Host, manifest: Manifest, contents: list[bytes] = ()) -> tuple[dict, bytes]:  # type: ignore[assignment]
+def _forced(host: Host, manifest: TreeManifest, contents: list[bytes] = ()) -> tuple[dict, bytes]:  # type: ignore[assignment]
     data = manifest.encode()
     for blob in [data, *contents]:
         name = packs.digest_of(io.BytesIO(blob))
@@ -36,12 +36,12 @@ def test_no_manifest_writes_outside(tmp_path: Path, path: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     entries = (
-        Entry(path="d", kind="dir", mode=0o755),
-        Entry(path="l", kind="link", target=str(outside)),
-        Entry(path=path, **ENTRY_F),
+        TreeEntry(path="d", kind="dir", mode=0o755),
+        TreeEntry(path="l", kind="link", target=str(outside)),
+        TreeEntry(path=path, **ENTRY_F),
     )
-    with pytest.raises(Refused):
-        _forced(host, Manifest(entries=entries), [b"x"])
+    with pytest.raises(RequestRefused):
+        _forced(host, TreeManifest(entries=entries), [b"x"])
     assert list(outside.iterdir()) == [] and not (tmp_path / "evil").exists() and not (tmp_path / "home/w").exists()
 
 
@@ -79,7 +79,7 @@ def test_from_a_link_to_a_directory_and_back(tmp_path: Path) -> None:
 def test_the_agents_own_state_is_no_destination(tmp_path: Path, dest: str) -> None:
     host = Host(tmp_path / "home")
     (tmp_path / "home/link").symlink_to(".podway")
-    with pytest.raises(Refused, match=r"podway's own state"):
+    with pytest.raises(RequestRefused, match=r"podway's own state"):
         host.bring(scanned(tmp_path / "t", {b"f": ("file", 0o644, b"f")}), dest)
 
 
@@ -88,7 +88,7 @@ def test_the_agents_own_state_is_no_destination(tmp_path: Path, dest: str) -> No
 )
 def test_the_agents_own_state_is_not_overwritten(tmp_path: Path, tree: Tree) -> None:
     host = Host(tmp_path / "home")
-    with pytest.raises(Refused, match="would overwrite podway's own state"):
+    with pytest.raises(RequestRefused, match="would overwrite podway's own state"):
         host.bring(scanned(tmp_path / "t", tree), "~")
     host.bring(scanned(tmp_path / "u", {b".bashrc": ("file", 0o644, b"x")}), "~")
     assert (tmp_path / "home/.bashrc").read_bytes() == b"x"
@@ -98,7 +98,7 @@ def test_the_agents_own_state_is_not_overwritten(tmp_path: Path, tree: Tree) -> 
 def test_impossible_destinations(tmp_path: Path, dest: object) -> None:
     host = Host(tmp_path / "home")
     scan = scanned(tmp_path / "t", {})
-    with pytest.raises(Refused, match=r"(must begin with / or ~/|only ~/ is known)"):
+    with pytest.raises(RequestRefused, match=r"(must begin with / or ~/|only ~/ is known)"):
         host.bring(scan, dest)  # type: ignore[arg-type]
 
 
@@ -121,5 +121,5 @@ def test_no_request_is_a_traceback(op: str, fields: dict[str, Any], body: bytes)
         fields.pop("op", None)
         try:
             host.call("files." + op, body, **fields)
-        except Refused as error:
+        except RequestRefused as error:
             assert "\n" not in str(error)

@@ -14,7 +14,7 @@ import crasher
 import pytest
 from file_trees import MEMORY, Host, Tree, build, expected, one_file, scanned, snapshot
 
-from podway.hosts.agent.phase import Refused
+from podway.hosts.agent.phase import RequestRefused
 from podway.hosts.tree import Scan
 
 OLD: Tree = {
@@ -99,7 +99,7 @@ def test_a_crash_before_a_change_of_kind_costs_nobody_a_file(tmp_path: Path, cra
         (host.home / "a").write_bytes(b"lookalike")
         host.call("files.put", b"".join(folder.pack(host.missing(folder, "~/x"))))
         crashed = crash(host, folder, "~/x", at)
-        with contextlib.suppress(Refused):  # what the crash left is in the way: nothing is removed unasked
+        with contextlib.suppress(RequestRefused):  # what the crash left is in the way: nothing is removed unasked
             host.bring(one_file(tmp_path, b"one"), "~/x")
         assert (host.home / "a").read_bytes() == b"lookalike"
         if not crashed:
@@ -127,7 +127,7 @@ def test_a_full_disk_at_every_step(
                 for module in crasher.MODULES:
                     patch.setattr(module, "os", faulty)
                 host.call("files.apply", dest="~/w", manifest_id=new.manifest.id)
-        except Refused as error:
+        except RequestRefused as error:
             assert "no space left" in str(error).lower() and "\n" not in str(error)
             assert list((host.state / "incoming").iterdir()) == []
         assert all(b".podway." not in path for path in snapshot(dest))
@@ -143,7 +143,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from file_trees import Host, scanned, snapshot
-from podway.hosts.agent.phase import Refused
+from podway.hosts.agent.phase import RequestRefused
 root, small = Path(sys.argv[2]), Path(sys.argv[3])
 old = {b"f": ("file", 0o644, b"o" * 1000), b"g": ("file", 0o644, b"g")}
 new = {b"f": ("file", 0o644, b"n" * 1000), b"big": ("file", 0o644, b"b" * 3_000_000)}
@@ -151,7 +151,7 @@ host = Host(root / "home")
 host.bring(scanned(root / "old", old), str(small / "w"))
 try:
     host.bring(scanned(root / "new", new), str(small / "w"))
-except Refused as error:
+except RequestRefused as error:
     print(error)
 assert {name: item for name, item in snapshot(small / "w").items() if name == b"f"}[b"f"][2][:1] in b"on"
 assert b"big" not in snapshot(small / "w") and set(snapshot(small / "w")) <= {b"f", b"g"}

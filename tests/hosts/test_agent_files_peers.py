@@ -10,7 +10,7 @@ from file_trees import Host, Tree, scanned, snapshot
 
 from podway.hosts.agent import apply as apply_module
 from podway.hosts.agent import files, manifests, packs, peers, place, records
-from podway.hosts.agent.phase import Refused
+from podway.hosts.agent.phase import RequestRefused
 
 
 @pytest.fixture
@@ -111,21 +111,21 @@ def test_a_peer_whose_file_was_written_to_does_not_pass_it_on(
     fields = {"from": peer, "token": "secret", "dest": "~/w", "manifest_id": scan.manifest.id}
     assert "has not all of the tree" in host.call("files.pull", **fields)[0]["failed"]
     # Even if the peer does not notice, the one who pulls does.
-    monkeypatch.setattr(records, "mark_of", lambda found: None)
-    true = records.Record.decode
-    monkeypatch.setattr(records.Record, "decode", staticmethod(lambda data: _unmarked(true(data))))
+    monkeypatch.setattr(records, "fingerprint_of", lambda found: None)
+    true = records.AppliedRecord.decode
+    monkeypatch.setattr(records.AppliedRecord, "decode", staticmethod(lambda data: _unmarked(true(data))))
     assert "is not what its digest" in host.call("files.pull", **fields)[0]["failed"]
     assert len(list((host.state / "incoming").iterdir())) <= 2
 
 
-def _unmarked(record: records.Record) -> records.Record:
+def _unmarked(record: records.AppliedRecord) -> records.AppliedRecord:
     record.files = {path: (digest, None) for path, (digest, _) in record.files.items()}
     return record
 
 
 def test_an_address_of_somebody_else_is_refused(tmp_path: Path) -> None:
     host = Host(tmp_path / "home")
-    with pytest.raises(Refused, match=r"cannot listen on 192\.0\.2\.1"):
+    with pytest.raises(RequestRefused, match=r"cannot listen on 192\.0\.2\.1"):
         host.call("files.listen", address="192.0.2.1", token="t")
 
 

@@ -19,7 +19,7 @@ pieces = st.lists(st.binary(min_size=1, max_size=20), max_size=20)
 @given(pieces, st.integers(0, 450), st.integers(0, 450), st.booleans(), st.integers(0, 15))
 def test_any_range_comes_back_with_its_times(pieces, offset, limit, ended, cut):
     with tempfile.TemporaryDirectory() as folder:
-        writer = output.Writer(folder)
+        writer = output.OutputWriter(folder)
         for piece in pieces:
             writer.append(piece)
         whole = b"".join(pieces)
@@ -40,7 +40,7 @@ def test_any_range_comes_back_with_its_times(pieces, offset, limit, ended, cut):
 
 
 def test_a_reply_never_has_more_times_than_fit(tmp_path):
-    writer = output.Writer(str(tmp_path))
+    writer = output.OutputWriter(str(tmp_path))
     for _ in range(output.MAX_TIMES + 10):
         writer.append(b"x")
     found = output.read(str(tmp_path), 5, output.MAX_READ, ended=True)
@@ -56,7 +56,7 @@ def test_a_full_disk_is_counted_and_got_over(tmp_path):
 import resource, sys
 sys.path.insert(0, {str(output.__file__.rsplit("/podway/", 1)[0])!r})
 from podway.hosts.agent import output
-writer = output.Writer({str(tmp_path)!r})
+writer = output.OutputWriter({str(tmp_path)!r})
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 writer.append(b"a" * 90)
 writer.append(b"b" * 30)

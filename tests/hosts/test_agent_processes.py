@@ -65,9 +65,9 @@ def test_marks_environment_and_identity():
         procs = until(
             lambda: (now := processes.snapshot()) and processes.environ(child.pid).get("PODWAY_JOB") == mark and now
         )
-        assert processes.marked(procs, "PODWAY_JOB", mark) == {child.pid}
-        assert processes.marked(procs, "PODWAY_JOB", mark[:-1]) == set()
-        assert processes.marked(procs, "WAY_JOB", mark) == set()
+        assert processes.with_variable(procs, "PODWAY_JOB", mark) == {child.pid}
+        assert processes.with_variable(procs, "PODWAY_JOB", mark[:-1]) == set()
+        assert processes.with_variable(procs, "WAY_JOB", mark) == set()
         start = procs[child.pid].start
         assert processes.is_running(child.pid, start) and not processes.is_running(child.pid, start + 1)
         assert {child.pid} <= processes.descendants(procs, [os.getpid()])

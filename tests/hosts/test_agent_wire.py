@@ -88,7 +88,7 @@ def test_bodies_stream_and_end_where_they_should():
     with pytest.raises(ConnectionError):
         wire.write(io.BytesIO(), {"size": 10}, io.BytesIO(b"012"))
     with pytest.raises(wire.WireError):
-        wire.Body(io.BytesIO(b"012"), 10).read()
+        wire.MessageBody(io.BytesIO(b"012"), 10).read()
 
 
 @pytest.fixture(scope="module")

@@ -174,7 +174,7 @@ def test_start_and_kill_a_simulated_host(tmp_path):
     async def main():
         host_id = uuid.uuid4().hex
         bundle().write(tmp_path / "agent.pyz")
-        env = {**os.environ, processes.HOST_MARK: host_id}
+        env = {**os.environ, processes.HOST_ID_VARIABLE: host_id}
         start = [tmp_path / "agent.pyz", tmp_path / "home", "127.1.0.2", env]
         try:
             first, second = await asyncio.gather(link.start_local_agent(*start), link.start_local_agent(*start))
@@ -189,7 +189,7 @@ def test_start_and_kill_a_simulated_host(tmp_path):
         finally:
             assert await link.kill_local_host(host_id) == []
         assert not alive(first)
-        until(lambda: not processes.marked(processes.snapshot(), processes.HOST_MARK, host_id))
+        until(lambda: not processes.with_variable(processes.snapshot(), processes.HOST_ID_VARIABLE, host_id))
 
     asyncio.run(main())
 
@@ -203,7 +203,7 @@ def test_an_agent_of_another_version_gives_way_and_its_jobs_go_on(tmp_path):
     async def main():
         host_id = uuid.uuid4().hex
         bundle().write(tmp_path / "agent.pyz")
-        env = {**os.environ, processes.HOST_MARK: host_id}
+        env = {**os.environ, processes.HOST_ID_VARIABLE: host_id}
         agent = link.AgentLink(link.local_opener(tmp_path / "home"))
         try:
             first = await link._start_daemon(old, tmp_path / "home", "", env)

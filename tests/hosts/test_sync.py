@@ -13,7 +13,7 @@ from file_trees import MEMORY, Host, Tree, build, scanned, snapshot
 from podway.errors import ProviderError, UserError
 from podway.hosts import link as link_module
 from podway.hosts.agent import peers
-from podway.hosts.agent.phase import Refused
+from podway.hosts.agent.phase import RequestRefused
 from podway.hosts.blobs import BlobStore
 from podway.hosts.bundle import bundle
 from podway.hosts.sync import Progress, SyncReport, sync
@@ -34,15 +34,15 @@ class Link:
 
     async def call(
         self, op: str, *, body: bytes = b"", timeout: float | None = None, **fields: Any
-    ) -> link_module.Reply:
+    ) -> link_module.AgentReply:
         self.calls.append(op)
         self.received += len(body)
         try:
             await asyncio.to_thread(self.before, op)
             reply, answer = await asyncio.to_thread(self.host.call, op, body, **fields)
-        except Refused as error:
+        except RequestRefused as error:
             raise ProviderError(str(error), transient=False) from None
-        return link_module.Reply(fields=reply, body=answer)
+        return link_module.AgentReply(fields=reply, body=answer)
 
 
 class Slice:

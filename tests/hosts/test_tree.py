@@ -19,7 +19,7 @@ from podway.errors import UserError
 from podway.hosts import hashes
 from podway.hosts.agent import manifests, packs
 from podway.hosts.blobs import BlobStore
-from podway.hosts.tree import Entry, Manifest, scan
+from podway.hosts.tree import TreeEntry, TreeManifest, scan
 
 LATER = 10_000_000_000
 
@@ -29,7 +29,7 @@ def later() -> int:
     return time.time_ns() + LATER
 
 
-def described(manifest: Manifest, contents: dict[str, bytes]) -> Tree:
+def described(manifest: TreeManifest, contents: dict[str, bytes]) -> Tree:
     """A manifest as a tree."""
     tree: Tree = {}
     for entry in manifest.entries:
@@ -52,7 +52,7 @@ def test_a_manifest_is_the_whole_tree(tree: Tree) -> None:
         contents = {digest: store.read(digest) for digest in found.manifest.sizes}
         assert described(found.manifest, contents) == tree
         data = found.manifest.encode()
-        assert Manifest.decode(data) == found.manifest
+        assert TreeManifest.decode(data) == found.manifest
         assert found.manifest.id == hashlib.sha256(data).hexdigest()
         assert manifests.parse(data).root == "dir"
         assert [entry.path for entry in found.manifest.entries] == sorted(
@@ -97,8 +97,8 @@ def test_one_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("key")
     manifest = scan(tmp_path / "link").manifest
     digest = hashlib.sha256(b"secret").hexdigest()
-    assert manifest == Manifest(
-        root="file", entries=(Entry(path="link", kind="file", mode=0o600, size=6, sha256=digest),)
+    assert manifest == TreeManifest(
+        root="file", entries=(TreeEntry(path="link", kind="file", mode=0o600, size=6, sha256=digest),)
     )
     manifests.parse(manifest.encode())
 
@@ -290,7 +290,7 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(packs.FilesError):
         manifests.parse(data)
     with pytest.raises(UserError):
-        Manifest.decode(data)
+        TreeManifest.decode(data)
 
 
 PATHS = [
@@ -315,13 +315,13 @@ PATHS = [
 @pytest.mark.parametrize("path", PATHS)
 def test_no_path_leaves_its_tree(path: str) -> None:
     entries = (
-        Entry(path="a", kind="dir", mode=0o755),
-        Entry(path="d", kind="dir", mode=0o755),
-        Entry(path="l", kind="link", target="/etc"),
-        Entry(path=path, kind="link", target="x"),
+        TreeEntry(path="a", kind="dir", mode=0o755),
+        TreeEntry(path="d", kind="dir", mode=0o755),
+        TreeEntry(path="l", kind="link", target="/etc"),
+        TreeEntry(path=path, kind="link", target="x"),
     )
     with pytest.raises(UserError):
-        Manifest.decode(Manifest(entries=entries).encode())
+        TreeManifest.decode(TreeManifest(entries=entries).encode())
 
 
 def test_reading_a_tree_needs_nothing_heavy() -> None:

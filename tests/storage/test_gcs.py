@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
-from podway.hosts.tree import Manifest, scan
+from podway.hosts.tree import TreeManifest, scan
 from podway.sandbox.running import Running
 from podway.storage.address import Address, parse
 from podway.storage.gcs import Buckets, Kept, open_buckets, tree_of
@@ -32,7 +32,7 @@ def fresh() -> Address:
     return Address(f"podway-{uuid.uuid4().hex[:12]}")
 
 
-def tree(place: Path, files: dict[str, bytes], blobs: BlobStore) -> Manifest:
+def tree(place: Path, files: dict[str, bytes], blobs: BlobStore) -> TreeManifest:
     """A directory with these files, scanned, its contents among the blobs."""
     for name, data in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def tree(place: Path, files: dict[str, bytes], blobs: BlobStore) -> Manifest:
     return scan(place).manifest
 
 
-def contents(manifest: Manifest, blobs: BlobStore) -> dict[str, bytes]:
+def contents(manifest: TreeManifest, blobs: BlobStore) -> dict[str, bytes]:
     return {entry.path: blobs.read(entry.sha256) for entry in manifest.entries if entry.kind == "file"}
 
 
@@ -59,7 +59,7 @@ def test_what_goes_up_comes_down_and_only_once(buckets: Buckets, blobs: BlobStor
     other = BlobStore(tmp_path / "elsewhere")
     found = buckets.download(below, other)
     assert contents(found, other) == MANY | {"shard07/part-7.bin": b"changed"}
-    assert Manifest.decode(found.encode()) == found
+    assert TreeManifest.decode(found.encode()) == found
     assert contents(buckets.download(parse(f"gs://{address.bucket}"), other), other).keys() == {
         f"runs/one/{name}" for name in MANY
     }
@@ -167,5 +167,5 @@ def test_any_names_are_a_proper_tree_or_refused(names: list[str]) -> None:
     except UserError as error:
         assert "gs://b" in error.what
         return
-    assert Manifest.decode(manifest.encode()) == manifest
+    assert TreeManifest.decode(manifest.encode()) == manifest
     assert {entry.path for entry in manifest.entries if entry.kind == "file"} == set(names)

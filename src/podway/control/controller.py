@@ -260,7 +260,7 @@ class Controller:
         fleet = Fleet(provider, self.cluster)
         try:
             job = shell_key(self.cluster)
-            used = await asyncio.gather(*(s.call("marked", job=job, patience=2.0) for s in fleet.sessions))
+            used = await asyncio.gather(*(s.call("job_processes", job=job, patience=2.0) for s in fleet.sessions))
             return any(answer.get("processes") for answer in used)
         except ProviderError:
             return False

@@ -33,7 +33,7 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.hosts.manifest import FileTree
 from podway.hosts.sync import sync
-from podway.hosts.tree import Manifest
+from podway.hosts.tree import TreeManifest
 from podway.launch import WORKDIR, Launch
 from podway.quantities import format_bytes
 from podway.storage.attach import Attachment
@@ -144,7 +144,7 @@ class Gang:
             await self._note(f"Syncing {_files(trees)} ({format_bytes(total)}) to {len(self.fleet.hosts)} host(s)")
             links = [session.link for session in self.fleet.sessions]
             for tree in trees:
-                manifest = Manifest.decode(await asyncio.to_thread(self.blobs.read, tree.manifest))
+                manifest = TreeManifest.decode(await asyncio.to_thread(self.blobs.read, tree.manifest))
                 await sync(links, manifest, tree.target, self.blobs)
         await self._buckets().bring(self.job.files, self.blobs, location=self.cluster.order.region, note=self._note)
         crash.point("job.after-sync")

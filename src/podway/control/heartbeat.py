@@ -72,6 +72,6 @@ async def _tell(provider: Provider, cluster: Cluster, rule: dict[str, Any] | Non
     session = HostSession(provider, cluster.hosts[0])
     try:
         with contextlib.suppress(ProviderError):
-            await session.call("rest", rule=rule, patience=5.0)
+            await session.call("idle_shutdown", policy=rule, patience=5.0)
     finally:
         session.link.close()

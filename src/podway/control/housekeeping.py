@@ -9,7 +9,7 @@ from podway.control.archive import Archive
 from podway.control.store import Store
 from podway.errors import UserError
 from podway.hosts.blobs import BlobStore
-from podway.hosts.tree import Manifest
+from podway.hosts.tree import TreeManifest
 
 EVERY_S = 3600.0
 CONTENTS_KEPT_S = 24 * 3600.0  # a day after their last use: `exec` with the same files uploads nothing
@@ -26,7 +26,7 @@ def tidy(store: Store, blobs: BlobStore, archive: Archive, now: float) -> tuple[
             for tree in job.files:
                 needed.add(tree.manifest)
                 try:
-                    needed.update(Manifest.decode(blobs.read(tree.manifest)).sizes)
+                    needed.update(TreeManifest.decode(blobs.read(tree.manifest)).sizes)
                 except UserError:
                     continue  # its job will say so
     removed, _ = blobs.gc(needed, grace_s=CONTENTS_KEPT_S)

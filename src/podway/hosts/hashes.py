@@ -15,6 +15,7 @@ import msgspec
 
 from podway.decoding import from_msgpack
 from podway.errors import UserError
+from podway.files import write_atomically
 
 CHUNK = 1 << 20
 TRIES = 3
@@ -57,11 +58,10 @@ class HashCache:
         """Remember this scan's digests, and none of files that are gone. A cache that cannot be written is no error."""
         if self._path is None or self._seen == self._known:
             return
-        spare = self._path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            spare.write_bytes(msgspec.msgpack.encode([(*key, digest) for key, digest in self._seen.items()]))
-            spare.replace(self._path)
+            rows = [(*key, digest) for key, digest in self._seen.items()]
+            write_atomically(self._path, msgspec.msgpack.encode(rows), mode=0o600)
 
 
 def _hash(path: bytes) -> tuple[bytes, Identity]:

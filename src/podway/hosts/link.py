@@ -46,7 +46,7 @@ class Writer(Protocol):
 Opener = Callable[[], Awaitable[tuple[Reader, Writer]]]
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent answered: the fields of its line, and the bytes after it."""
 
     fields: dict[str, Any]
@@ -69,13 +69,13 @@ class _Connection:
         self._writer = writer
         self._buffer = bytearray()
 
-    async def exchange(self, line: bytes, body: bytes) -> Reply:
+    async def exchange(self, line: bytes, body: bytes) -> AgentReply:
         self._writer.write(line)
         if body:
             self._writer.write(body)
         await self._writer.drain()
         fields, size = wire.decode(await self._line())
-        return Reply(fields=fields, body=await self._exactly(size))
+        return AgentReply(fields=fields, body=await self._exactly(size))
 
     async def _fill(self) -> None:
         data = await self._reader.read(READ_SIZE)
@@ -115,7 +115,7 @@ class AgentLink:
 
     async def call(
         self, op: str, *, body: bytes = b"", timeout: float | None = None, retry: bool = True, **fields: Any
-    ) -> Reply:
+    ) -> AgentReply:
         """Ask the agent to do `op`. Without `timeout`: 30 s, plus the `wait` the request itself asks for."""
         limit = 30.0 + float(fields.get("wait") or 0) if timeout is None else timeout
         line = wire.encode({"op": op, **fields}, len(body))
@@ -133,7 +133,7 @@ class AgentLink:
             raise AgentRefused(f"{op}: {what}", code=str(reply.fields.get("code") or ""))
         return reply
 
-    async def _exchange(self, line: bytes, body: bytes, retry: bool) -> Reply:
+    async def _exchange(self, line: bytes, body: bytes, retry: bool) -> AgentReply:
         if self._idle:
             try:
                 return await self._on(self._idle.pop(), line, body)
@@ -143,7 +143,7 @@ class AgentLink:
                     raise
         return await self._on(_Connection(*await self._opener()), line, body)
 
-    async def _on(self, connection: _Connection, line: bytes, body: bytes) -> Reply:
+    async def _on(self, connection: _Connection, line: bytes, body: bytes) -> AgentReply:
         kept = False
         try:
             reply = await connection.exchange(line, body)

@@ -1,4 +1,4 @@
-"""Which tree appears where on each host. The tree itself is a `Manifest` (`tree.py`); it and its contents travel as blobs."""
+"""Which tree appears where on each host. The tree itself is a `TreeManifest` (`tree.py`); it and its contents travel as blobs."""
 
 from typing import Literal
 

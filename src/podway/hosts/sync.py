@@ -20,8 +20,8 @@ import msgspec
 from podway.errors import ProviderError, UserError
 from podway.hosts.agent import packs
 from podway.hosts.blobs import BlobStore
-from podway.hosts.link import AgentRefused
-from podway.hosts.tree import Manifest
+from podway.hosts.link import AgentRefused, AgentReply
+from podway.hosts.tree import TreeManifest
 
 CHUNK = 4 << 20
 PULL_LIMIT = 256 << 20
@@ -37,15 +37,6 @@ SEND_ROUNDS = 4
 T = TypeVar("T")
 
 
-class Reply(Protocol):
-    """What a host answers."""
-
-    @property
-    def fields(self) -> dict[str, Any]: ...
-    @property
-    def body(self) -> bytes: ...
-
-
 class HostLink(Protocol):
     """A host's agent, as seen from the server (`podway.hosts.link.AgentLink`); `address` is the one its peers reach."""
 
@@ -53,7 +44,7 @@ class HostLink(Protocol):
     def address(self) -> str: ...
     def call(
         self, op: str, *, body: bytes = b"", timeout: float | None = None, **fields: Any
-    ) -> Coroutine[Any, Any, Reply]: ...
+    ) -> Coroutine[Any, Any, AgentReply]: ...
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +70,7 @@ class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
 
 async def sync(
     hosts: Sequence[HostLink],
-    manifest: Manifest,
+    manifest: TreeManifest,
     dest: str,
     blobs: BlobStore,
     *,
@@ -113,7 +104,7 @@ class _Sync:
     def __init__(
         self,
         hosts: Sequence[HostLink],
-        manifest: Manifest,
+        manifest: TreeManifest,
         dest: str,
         blobs: BlobStore,
         fanout: int,
@@ -187,7 +178,7 @@ class _Sync:
                 good[host] = answer
         return good
 
-    def _call(self, host: int, op: str, *, size: int = 0, body: bytes = b"", **fields: Any) -> Awaitable[Reply]:
+    def _call(self, host: int, op: str, *, size: int = 0, body: bytes = b"", **fields: Any) -> Awaitable[AgentReply]:
         """Ask a host; `size` is how many bytes it may have to move or read for it."""
         self.server_bytes += len(body)
         return self._hosts[host].call(op, body=body, timeout=PATIENCE_S + size / SLOWEST, **fields)

@@ -1,7 +1,7 @@
 """From a directory (or a file) of the user's machine to the manifest that describes it.
 
 Flow: 1. `scan` walks the tree, leaving out `.git` and what the ignore files say. 2. Each file is hashed, unless the cache
-knows a file of the same identity and times (`hashes.py`). 3. The result is a `Manifest`, every path with its kind, mode and
+knows a file of the same identity and times (`hashes.py`). 3. The result is a `TreeManifest`, every path with its kind, mode and
 content digest, and the paths to read the contents from. 4. `Scan.pack` streams the contents the server asks for, and checks
 again that each is still what the manifest says: a tree that changes while it is sent is refused, never sent wrong.
 
@@ -29,7 +29,7 @@ from podway.hosts.ignore import Rules, ignored
 LEAVE_OUT = "fix its permissions, or leave it out with a .skyignore file"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TreeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One path of a tree. Names that are not UTF-8 are written as `manifests.quote` says; so are link targets."""
 
     path: str
@@ -40,11 +40,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: str = ""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class TreeManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A whole tree: of a directory, or of one file that appears under the name of its destination."""
 
     root: Literal["dir", "file"] = "dir"
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[TreeEntry, ...] = ()
 
     def encode(self) -> bytes:
         """The JSON that travels. Its SHA-256 is the manifest's id, and it is a blob like any other."""
@@ -74,7 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
     """A manifest, where on this machine its contents are, and what was left out that one might miss."""
 
-    manifest: Manifest
+    manifest: TreeManifest
     sources: dict[str, bytes]
     notes: tuple[str, ...] = ()
 
@@ -83,12 +83,12 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
         sizes = self.manifest.sizes
 
         def opened(digest: str) -> BinaryIO:
-            return cast(BinaryIO, _Steady(self.sources[digest], digest, sizes[digest]))
+            return cast(BinaryIO, _VerifiedFile(self.sources[digest], digest, sizes[digest]))
 
         return iter(packs.PackStream([(digest, sizes[digest]) for digest in digests], opened))
 
 
-class _Steady:
+class _VerifiedFile:
     """A file that is read once; its last bytes are given away only if all of it has the digest it had."""
 
     def __init__(self, path: bytes, digest: str, size: int) -> None:
@@ -130,10 +130,10 @@ def scan(path: Path, *, cache_dir: Path | None = None, now_ns: Callable[[], int]
     walk = _Walk(cache)
     if stat.S_ISREG(found.st_mode):
         walk.file(os.fsencode(root), os.fsencode(path.name or root.name), found)
-        manifest = Manifest(root="file", entries=tuple(walk.entries))
+        manifest = TreeManifest(root="file", entries=tuple(walk.entries))
     elif stat.S_ISDIR(found.st_mode):
         walk.tree(root)
-        manifest = Manifest(entries=tuple(sorted(walk.entries, key=lambda entry: entry.path)))
+        manifest = TreeManifest(entries=tuple(sorted(walk.entries, key=lambda entry: entry.path)))
     else:
         raise UserError(f"{path} is neither a directory nor a file", "give a directory or a file of this machine")
     cache.save()
@@ -144,7 +144,7 @@ class _Walk:
     """Collects the entries of one tree."""
 
     def __init__(self, cache: HashCache) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[TreeEntry] = []
         self.sources: dict[str, bytes] = {}
         self.notes: list[str] = []
         self._cache = cache
@@ -181,9 +181,9 @@ class _Walk:
         elif stat.S_ISDIR(found.st_mode):
             # The owner's rights, or the host could not fill the directory.
             mode = stat.S_IMODE(found.st_mode) & manifests.MODES | 0o700
-            self.entries.append(Entry(path=manifests.quote(path), kind="dir", mode=mode))
+            self.entries.append(TreeEntry(path=manifests.quote(path), kind="dir", mode=mode))
         elif stat.S_ISLNK(found.st_mode):
-            self.entries.append(Entry(path=manifests.quote(path), kind="link", target=manifests.quote(target)))
+            self.entries.append(TreeEntry(path=manifests.quote(path), kind="link", target=manifests.quote(target)))
         else:
             self.notes.append(f"left out {_show(path)}: neither file, directory nor link")
 
@@ -197,7 +197,7 @@ class _Walk:
             raise UserError(f"cannot read {_show(full)}: {error.strerror}", LEAVE_OUT) from None
         mode = stat.S_IMODE(found.st_mode) & manifests.MODES | 0o400
         self.sources[digest] = full
-        self.entries.append(Entry(path=manifests.quote(path), kind="file", mode=mode, size=size, sha256=digest))
+        self.entries.append(TreeEntry(path=manifests.quote(path), kind="file", mode=mode, size=size, sha256=digest))
 
 
 def _show(path: bytes) -> str:

@@ -20,7 +20,7 @@ from podway.extras import explain
 from podway.hosts.blobs import BlobStore
 from podway.hosts.manifest import FileTree
 from podway.hosts.sync import HostLink, sync
-from podway.hosts.tree import Manifest
+from podway.hosts.tree import TreeManifest
 from podway.storage import permissions
 from podway.storage.address import parse
 from podway.storage.render import MOUNTED, WORKDIR, HostMount, flushed, script
@@ -69,7 +69,7 @@ class Attachment:
                     await note(f"Made the bucket gs://{mount.address.bucket}")
             for tree in uploads:
                 await note(f"Uploading to {tree.target}")
-                manifest = Manifest.decode(await asyncio.to_thread(blobs.read, tree.manifest))
+                manifest = TreeManifest.decode(await asyncio.to_thread(blobs.read, tree.manifest))
                 await asyncio.to_thread(buckets.upload, parse(tree.target), manifest, blobs)
             for mount in copies:
                 await self._pass_on(mount, buckets, blobs, note)

@@ -27,7 +27,7 @@ from google.cloud import storage  # type: ignore[attr-defined]
 from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
-from podway.hosts.tree import Entry, Manifest
+from podway.hosts.tree import TreeEntry, TreeManifest
 from podway.providers.gcp.settings import Account
 from podway.storage.address import Address
 from podway.storage.permissions import refused
@@ -86,7 +86,7 @@ class Buckets:
         with _plainly(address, "list"):
             next(iter(self._client.list_blobs(address.bucket, prefix=address.prefix or None, max_results=1)), None)
 
-    def upload(self, address: Address, manifest: Manifest, blobs: BlobStore) -> int:
+    def upload(self, address: Address, manifest: TreeManifest, blobs: BlobStore) -> int:
         """Every file of a tree as an object below the address, unless that object holds it already; how many were sent.
 
         Objects that are not in the tree stay: the bucket may be others' too.
@@ -97,7 +97,7 @@ class Buckets:
         wanted = [(name, entry) for name, entry in files.items() if there.get(name) != entry.sha256]
         bucket = self._client.bucket(address.bucket)
 
-        def send(item: tuple[str, Entry]) -> None:
+        def send(item: tuple[str, TreeEntry]) -> None:
             name, entry = item
             made = bucket.blob(name)
             made.metadata = {MARK: entry.sha256}
@@ -107,7 +107,7 @@ class Buckets:
         _each(send, wanted)
         return len(wanted)
 
-    def download(self, address: Address, blobs: BlobStore) -> Manifest:
+    def download(self, address: Address, blobs: BlobStore) -> TreeManifest:
         """What lies below the address, as a tree whose contents are in `blobs`; one object by its full name is one file."""
         objects = self._objects(address)
         known = self._known(address.bucket)
@@ -125,8 +125,10 @@ class Buckets:
             self._remember(address.bucket, known)
         if [one.name for one in objects] == [address.prefix]:
             only = known[address.prefix]
-            entry = Entry(path=Path(address.prefix).name, kind="file", mode=0o644, size=only.size, sha256=only.sha256)
-            return Manifest(root="file", entries=(entry,))
+            entry = TreeEntry(
+                path=Path(address.prefix).name, kind="file", mode=0o644, size=only.size, sha256=only.sha256
+            )
+            return TreeManifest(root="file", entries=(entry,))
         return tree_of(address, {one.name: known[one.name] for one in objects})
 
     def _objects(self, address: Address) -> list[Any]:
@@ -154,9 +156,9 @@ class Buckets:
         temporary.replace(self._cache / f"{bucket}.json")
 
 
-def tree_of(address: Address, objects: dict[str, Kept]) -> Manifest:
+def tree_of(address: Address, objects: dict[str, Kept]) -> TreeManifest:
     """The objects as a tree of files; a name that no file can have is refused."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TreeEntry] = {}
     for name, kept in sorted(objects.items()):
         path = name[len(address.prefix) + 1 :] if address.prefix else name
         parts = path.split("/")
@@ -167,14 +169,14 @@ def tree_of(address: Address, objects: dict[str, Kept]) -> Manifest:
             )
         for depth in range(1, len(parts)):
             folder = "/".join(parts[:depth])
-            entries.setdefault(folder, Entry(path=folder, kind="dir", mode=0o755))
+            entries.setdefault(folder, TreeEntry(path=folder, kind="dir", mode=0o755))
             _one_kind(entries[folder], "dir", address)
-        made = Entry(path=path, kind="file", mode=0o644, size=kept.size, sha256=kept.sha256)
+        made = TreeEntry(path=path, kind="file", mode=0o644, size=kept.size, sha256=kept.sha256)
         _one_kind(entries.setdefault(path, made), "file", address)
-    return Manifest(root="dir", entries=tuple(entries.values()))
+    return TreeManifest(root="dir", entries=tuple(entries.values()))
 
 
-def _one_kind(entry: Entry, kind: str, address: Address) -> None:
+def _one_kind(entry: TreeEntry, kind: str, address: Address) -> None:
     if entry.kind != kind:
         raise UserError(
             f"{address}: {entry.path} is an object and a folder of others, which no directory can have",

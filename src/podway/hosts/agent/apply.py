@@ -1,6 +1,6 @@
 """Bring a directory of this host to a manifest: content, modes and links, with deletions, and nothing else touched.
 
-Flow: 1. `survey` compares each entry with what stands there; a file whose mark is as recorded is not read again.
+Flow: 1. `survey` compares each entry with what stands there; a file whose fingerprint is as recorded is not read again.
 2. `stage` finds every content that is needed (arrived, or in some file in place) and checks it; if one is missing the
 caller is told which, and nothing has changed. 3. It is noted that the apply has begun. 4. What the last manifest had
 and this one has not is deleted; files that jobs made are not in any manifest, so they stay, unless they stand in the way.
@@ -15,32 +15,32 @@ import os
 import stat
 import time
 
-from .manifests import Entry, Manifest, quote
+from .manifests import Manifest, ManifestEntry, quote
 from .packs import FilesError, digest_of, discard, space_on, temporary
 from .place import FRESH, Place, copy_to
-from .records import Contents, Record, Store, mark_of
+from .records import AppliedRecord, Contents, SyncState, fingerprint_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from .records import Mark
+    from .records import Fingerprint
 
 # The longest tick of the kernel's clock for file times: 10 ms at 100 Hz (man 7 time, "The software clock").
 TICK_NS = 10_000_000
 
 
 class Survey:
-    """What an apply has to do: `right` files (with marks), `wrong` entries to replace, `remode` files to chmod."""
+    """What an apply has to do: `right` files (with fingerprints), `wrong` entries to replace, `remode` files to chmod."""
 
     def __init__(self) -> None:
-        self.right: dict[bytes, Mark] = {}
-        self.wrong: list[Entry] = []
-        self.remode: list[Entry] = []
+        self.right: dict[bytes, Fingerprint] = {}
+        self.wrong: list[ManifestEntry] = []
+        self.remode: list[ManifestEntry] = []
 
 
-def survey(place: Place | None, entries: list[Entry], record: Record | None) -> Survey:
+def survey(place: Place | None, entries: list[ManifestEntry], record: AppliedRecord | None) -> Survey:
     """Compare a tree with what it should be; no tree is a wrong tree."""
     result = Survey()
     files = record.files if record else {}
@@ -55,7 +55,7 @@ def survey(place: Place | None, entries: list[Entry], record: Record | None) -> 
             if place.link_target(entry.path) != entry.target:
                 result.wrong.append(entry)
         elif _holds(place, entry, found, files.get(entry.path)):
-            result.right[entry.path] = mark_of(found)
+            result.right[entry.path] = fingerprint_of(found)
             if stat.S_IMODE(found.st_mode) != entry.mode:
                 result.remode.append(entry)
         else:
@@ -63,27 +63,29 @@ def survey(place: Place | None, entries: list[Entry], record: Record | None) -> 
     return result
 
 
-def _holds(place: Place, entry: Entry, found: os.stat_result, known: tuple[str, Mark | None] | None) -> bool:
+def _holds(
+    place: Place, entry: ManifestEntry, found: os.stat_result, known: tuple[str, Fingerprint | None] | None
+) -> bool:
     if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
         return False
-    if known == (entry.sha256, mark_of(found)):
+    if known == (entry.sha256, fingerprint_of(found)):
         return True
     return place.digest(entry.path) == entry.sha256
 
 
-def ground(store: Store, dest: object, manifest: Manifest) -> tuple[bytes, list[Entry]]:
+def ground(store: SyncState, dest: object, manifest: Manifest) -> tuple[bytes, list[ManifestEntry]]:
     """The directory a manifest goes to, and its entries there: one file becomes an entry of its parent directory."""
     path, entries = store.resolve(dest), manifest.entries
     if manifest.root == "file":
         path += entries[0].path if path.endswith(b"/") else b""
         only, (path, _, name) = entries[0], path.rpartition(b"/")
-        entries = [Entry(name, "file", only.mode, only.size, only.sha256)]
+        entries = [ManifestEntry(name, "file", only.mode, only.size, only.sha256)]
     base = path.rstrip(b"/") or b"/"
     _keep_out_of(os.path.realpath(os.fsencode(store.state_dir)), os.path.realpath(base), entries)
     return base, entries
 
 
-def _keep_out_of(state: bytes, base: bytes, entries: list[Entry]) -> None:
+def _keep_out_of(state: bytes, base: bytes, entries: list[ManifestEntry]) -> None:
     """Podway's own state on the host must not be written over by somebody's files."""
     if (base + b"/").startswith(state + b"/"):
         raise FilesError("%s holds podway's own state: choose another destination" % quote(base))
@@ -97,7 +99,7 @@ def _keep_out_of(state: bytes, base: bytes, entries: list[Entry]) -> None:
             raise FilesError("%s would overwrite podway's own state on the host" % quote(entry.path))
 
 
-def _look(base: bytes, entries: list[Entry], record: Record | None) -> Survey:
+def _look(base: bytes, entries: list[ManifestEntry], record: AppliedRecord | None) -> Survey:
     try:
         with Place(base) as place:
             return survey(place, entries, record)
@@ -105,7 +107,7 @@ def _look(base: bytes, entries: list[Entry], record: Record | None) -> Survey:
         return survey(None, entries, None)
 
 
-def needed(store: Store, dest: object, manifest: Manifest) -> list[str]:
+def needed(store: SyncState, dest: object, manifest: Manifest) -> list[str]:
     """The digests of the contents that must still arrive before the manifest can be applied."""
     base, entries = ground(store, dest, manifest)
     record = store.record(store.key(store.resolve(dest), manifest.root))
@@ -115,7 +117,7 @@ def needed(store: Store, dest: object, manifest: Manifest) -> list[str]:
     return [digest for digest in digests if contents.size(digest) is None]
 
 
-def in_place(store: Store, dest: object, digest: object) -> bool:
+def in_place(store: SyncState, dest: object, digest: object) -> bool:
     """Whether `dest` is exactly as this manifest's apply left it; the manifest itself is not even read."""
     path = store.resolve(dest)
     for key in {store.key(path, "dir"), store.key(path, "file")}:
@@ -129,16 +131,18 @@ def in_place(store: Store, dest: object, digest: object) -> bool:
     return False
 
 
-def _untouched(place: Place, record: Record) -> bool:
+def _untouched(place: Place, record: AppliedRecord) -> bool:
     for path, (kind, mode, target) in record.others.items():
         found = place.stat(path)
         if kind == "link" and place.link_target(path) != target:
             return False
         if kind == "dir" and (found is None or found.st_mode != stat.S_IFDIR | mode):
             return False
-    for path, (_, mark) in record.files.items():
+    for path, (_, fingerprint) in record.files.items():
         found = place.stat(path)
-        if found is None or mark is None or mark != mark_of(found):  # the mark has the time of the last chmod, too
+        if (
+            found is None or fingerprint is None or fingerprint != fingerprint_of(found)
+        ):  # the fingerprint has the time of the last chmod, too
             return False
     return True
 
@@ -150,14 +154,14 @@ class _Staged:
         self.files: dict[bytes, tuple[str, int]] = {}
         self.missing: list[str] = []
 
-    def add(self, entry: Entry, path: str) -> None:
+    def add(self, entry: ManifestEntry, path: str) -> None:
         os.chmod(path, entry.mode)
         self.files[entry.path] = (path, os.stat(path).st_mtime_ns)
 
 
-def _stage(store: Store, base: bytes, found: Survey) -> _Staged:
+def _stage(store: SyncState, base: bytes, found: Survey) -> _Staged:
     staged, contents = _Staged(), Contents(store)
-    wanted: dict[str, list[Entry]] = {}
+    wanted: dict[str, list[ManifestEntry]] = {}
     for entry in found.wrong:
         if entry.kind == "file":
             wanted.setdefault(entry.sha256, []).append(entry)
@@ -175,26 +179,26 @@ def _stage(store: Store, base: bytes, found: Survey) -> _Staged:
     return staged
 
 
-def _bring(store: Store, contents: Contents, digest: str, base: bytes, found: Survey) -> bool:
+def _bring(store: SyncState, contents: Contents, digest: str, base: bytes, found: Survey) -> bool:
     """Make a blob of a file in place: a renamed source file need not travel again. Whether there was one."""
     for folder, path in contents.in_place(digest):
-        spare = temporary(store.incoming)
+        temp_name = temporary(store.incoming)
         try:
             with Place(folder) as place:
                 # A file that this apply removes gives its content away; any other keeps its own.
                 if folder == base and path not in found.right:
-                    _link(place, path, spare)
+                    _link(place, path, temp_name)
                 else:
                     with place.open(path) as file:
-                        copy_to(file, os.open(spare, FRESH, 0o600), 0o600)
-            with open(spare, "rb", buffering=0) as file:
+                        copy_to(file, os.open(temp_name, FRESH, 0o600), 0o600)
+            with open(temp_name, "rb", buffering=0) as file:
                 if digest_of(file) == digest:
-                    os.rename(spare, store.blob(digest))
+                    os.rename(temp_name, store.blob(digest))
                     return True
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         finally:
-            discard(spare)
+            discard(temp_name)
     return False
 
 
@@ -212,7 +216,7 @@ def _copy(source: str, target: str) -> None:
         copy_to(file, os.open(target, FRESH, 0o600), 0o600)
 
 
-def apply(store: Store, dest: object, digest: str, manifest: Manifest) -> dict[str, Any]:
+def apply(store: SyncState, dest: object, digest: str, manifest: Manifest) -> dict[str, Any]:
     """Bring `dest` to the manifest of id `digest`; answers what was done, or `missing` contents and nothing was done."""
     if in_place(store, dest, digest):
         return {"applied": True, "written": 0, "deleted": 0}
@@ -231,20 +235,20 @@ def apply(store: Store, dest: object, digest: str, manifest: Manifest) -> dict[s
     _make_base(base, manifest.root, entries)
     with Place(base) as place:
         begun = store.begun(key)
-        doomed = _doomed(store, place, entries, record, begun if manifest.root == "dir" else [])
+        to_delete = _to_delete(store, place, entries, record, begun if manifest.root == "dir" else [])
         store.keep_manifest(digest)
         store.begin(key, digest)
-        spare = b".podway.%s." % key.encode("ascii")
-        _clean(store, place, begun, spare)
-        done = {"applied": True, "written": len(found.wrong) + len(found.remode), "deleted": _delete(place, doomed)}
+        temp_name = b".podway.%s." % key.encode("ascii")
+        _clean(store, place, begun, temp_name)
+        done = {"applied": True, "written": len(found.wrong) + len(found.remode), "deleted": _delete(place, to_delete)}
         with space_on(quote(base)):
-            _write(place, found, staged, spare)
-        store.end(key, _recorded(place, Record(base, manifest.root, digest), entries, found, staged))
+            _write(place, found, staged, temp_name)
+        store.end(key, _recorded(place, AppliedRecord(base, manifest.root, digest), entries, found, staged))
     store.sweep(entries)
     return done
 
 
-def _make_base(base: bytes, root: str, entries: list[Entry]) -> None:
+def _make_base(base: bytes, root: str, entries: list[ManifestEntry]) -> None:
     try:
         _make_folders(base)
     except (FileExistsError, NotADirectoryError):
@@ -261,25 +265,25 @@ def _make_folders(path: bytes) -> None:
         os.chmod(path, 0o755)  # the agent's own umask keeps its state private; these are the user's
 
 
-def _doomed(
-    store: Store, place: Place, entries: list[Entry], record: Record | None, begun: list[str]
+def _to_delete(
+    store: SyncState, place: Place, entries: list[ManifestEntry], record: AppliedRecord | None, begun: list[str]
 ) -> dict[bytes, str]:
     """Path and kind of what earlier manifests put here and this one has not."""
     kept = {entry.path for entry in entries}
-    doomed: dict[bytes, str] = {}
+    to_delete: dict[bytes, str] = {}
     if record is not None:
-        doomed.update(dict.fromkeys(record.files, "file"))
-        doomed.update({path: other[0] for path, other in record.others.items()})
+        to_delete.update(dict.fromkeys(record.files, "file"))
+        to_delete.update({path: other[0] for path, other in record.others.items()})
     for digest in begun:
         manifest = store.manifest(digest)
         # What a crashed apply meant to write may be a job's own file by now: only what is exactly its work goes.
         for entry in manifest.entries if manifest and manifest.root == "dir" else ():
             if entry.path not in kept and _is(place, entry):
-                doomed[entry.path] = entry.kind
-    return {path: kind for path, kind in doomed.items() if path not in kept}
+                to_delete[entry.path] = entry.kind
+    return {path: kind for path, kind in to_delete.items() if path not in kept}
 
 
-def _is(place: Place, entry: Entry) -> bool:
+def _is(place: Place, entry: ManifestEntry) -> bool:
     if entry.kind == "link":
         return place.link_target(entry.path) == entry.target
     if entry.kind == "file":
@@ -288,7 +292,7 @@ def _is(place: Place, entry: Entry) -> bool:
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
-def _clean(store: Store, place: Place, begun: list[str], prefix: bytes) -> None:
+def _clean(store: SyncState, place: Place, begun: list[str], prefix: bytes) -> None:
     """Spare names that a crashed apply left in its directories."""
     for digest in begun:
         manifest = store.manifest(digest)
@@ -299,11 +303,11 @@ def _clean(store: Store, place: Place, begun: list[str], prefix: bytes) -> None:
                     place.remove_named(entry.path, prefix)
 
 
-def _delete(place: Place, doomed: dict[bytes, str]) -> int:
+def _delete(place: Place, to_delete: dict[bytes, str]) -> int:
     count = 0
-    for path in sorted(doomed, reverse=True):  # what is in a directory goes before it
+    for path in sorted(to_delete, reverse=True):  # what is in a directory goes before it
         with _naming(path):
-            count += place.remove_empty(path) if doomed[path] == "dir" else place.remove_file(path)
+            count += place.remove_empty(path) if to_delete[path] == "dir" else place.remove_file(path)
     return count
 
 
@@ -319,20 +323,22 @@ def _naming(path: bytes) -> Iterator[None]:
 
 def _write(place: Place, found: Survey, staged: _Staged, prefix: bytes) -> None:
     for number, entry in enumerate(found.wrong):
-        spare = prefix + b"%d" % number
+        temp_name = prefix + b"%d" % number
         with _naming(entry.path):
             if entry.kind == "dir":
                 place.make_folder(entry.path, entry.mode)
             elif entry.kind == "link":
-                place.make_link(entry.path, entry.target, spare)
+                place.make_link(entry.path, entry.target, temp_name)
             else:
-                place.move_in(staged.files[entry.path][0], entry.path, spare)
+                place.move_in(staged.files[entry.path][0], entry.path, temp_name)
     for entry in found.remode:
         with _naming(entry.path):
             place.set_mode(entry.path, entry.mode)
 
 
-def _recorded(place: Place, record: Record, entries: list[Entry], found: Survey, staged: _Staged) -> Record:
+def _recorded(
+    place: Place, record: AppliedRecord, entries: list[ManifestEntry], found: Survey, staged: _Staged
+) -> AppliedRecord:
     """Fill a record with how everything looks now."""
     changed = {entry.path for entry in found.remode}
     newest = 0
@@ -340,14 +346,14 @@ def _recorded(place: Place, record: Record, entries: list[Entry], found: Survey,
         if entry.kind != "file":
             record.others[entry.path] = (entry.kind, entry.mode, entry.target)
             continue
-        mark = found.right.get(entry.path)
-        if mark is None or entry.path in changed:
+        fingerprint = found.right.get(entry.path)
+        if fingerprint is None or entry.path in changed:
             now = place.stat(entry.path)
-            time_written = mark[2] if mark else staged.files[entry.path][1]
-            # A running job may have written to it already: then it gets no mark and is read again next time.
-            mark = mark_of(now) if now is not None and now.st_mtime_ns == time_written else None
-        record.files[entry.path] = (entry.sha256, mark)
-        newest = max(newest, mark[3] if mark else 0)
+            time_written = fingerprint[2] if fingerprint else staged.files[entry.path][1]
+            # A running job may have written to it already: then it gets no fingerprint and is read again next time.
+            fingerprint = fingerprint_of(now) if now is not None and now.st_mtime_ns == time_written else None
+        record.files[entry.path] = (entry.sha256, fingerprint)
+        newest = max(newest, fingerprint[3] if fingerprint else 0)
     _outlive(newest)
     return record
 
@@ -358,10 +364,10 @@ def _outlive(newest: int) -> None:
     time.sleep(max(0, min(wait, TICK_NS)) / 1e9)
 
 
-def _withdraw(store: Store, key: str, record: Record) -> None:
+def _withdraw(store: SyncState, key: str, record: AppliedRecord) -> None:
     """Take back what a record put in place, because the destination changes from one file to a directory or back."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), Place(record.base) as place:
-        _delete(place, _doomed(store, place, [], record, []))
+        _delete(place, _to_delete(store, place, [], record, []))
     if record.root == "dir":
         with contextlib.suppress(OSError):
             os.rmdir(record.base)

@@ -127,7 +127,7 @@ class Endings:
                 time.sleep(pause / 5)  # the bell of a job that floods its output must not make this a loop of scans
                 self._bell.wait(seen, pause)
             with contextlib.suppress(OSError):  # a full disk: the next agent will look once more, that is all
-                phase.mark_cancelled(self._state, job, {"grace": 0.0, "deadline": 0.0, "done": True})
+                phase.write_cancel_request(self._state, job, {"grace": 0.0, "deadline": 0.0, "done": True})
         finally:
             with self._lock:
                 del self._cancelling[job]
@@ -135,7 +135,7 @@ class Endings:
 
     def _cancel_round(self, job: str, warned: processes.Known, known: processes.Known, pause: float) -> float:
         """Look once, signal what is there; how long to wait before the next look, 0 if nothing is left."""
-        deadline = phase.cancel_deadline(phase.cancel_mark(self._state, job))
+        deadline = phase.cancel_deadline(phase.cancel_request(self._state, job))
         unfinished = [each for each in phase.phases(self._state, job) if each.runs() or each.unfinished()]
         runners = live_runners(unfinished)
         procs = processes.snapshot()
@@ -204,8 +204,8 @@ class Endings:
         spared = self._spared(procs)
         spared |= processes.descendants(procs, self._runners())
         found = set()
-        for pid in processes.marked(procs, processes.HOST_MARK, host_id) - spared:
-            job = processes.environ(pid).get(processes.JOB_MARK)
+        for pid in processes.with_variable(procs, processes.HOST_ID_VARIABLE, host_id) - spared:
+            job = processes.environ(pid).get(processes.JOB_ID_VARIABLE)
             if job and not any(each.runs() for each in phase.phases(self._state, job)):
                 found.add(pid)
         found |= processes.descendants(procs, found) - spared

@@ -19,9 +19,9 @@ from . import peers
 from .apply import apply, in_place, needed
 from .manifests import Manifest, quote
 from .packs import CHUNK, FilesError, NoSpaceError, Receiver, is_digest, put_piece, space_on
-from .phase import Refused
+from .phase import RequestRefused
 from .place import Place
-from .records import Store
+from .records import SyncState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _text(request: Request, name: str) -> str:
     return value
 
 
-def _known(store: Store, request: Request) -> Manifest:
+def _known(store: SyncState, request: Request) -> Manifest:
     manifest = store.manifest(request.get("manifest_id"))
     if manifest is None:
         raise FilesError("this host has no manifest %s" % str(request.get("manifest_id"))[:12])
@@ -68,7 +68,7 @@ def missing(state_dir: str, request: Request, body: BinaryIO) -> Answer:
 
     `in_place`: the destination is as it should be, and nothing needs to be done. Not `known`: send the manifest first.
     """
-    store = Store(state_dir)
+    store = SyncState(state_dir)
     if in_place(store, request.get("dest"), request.get("manifest_id")):
         return {"known": True, "in_place": True, "count": 0}, None
     manifest = store.manifest(request.get("manifest_id"))
@@ -80,7 +80,7 @@ def missing(state_dir: str, request: Request, body: BinaryIO) -> Answer:
 
 def put(state_dir: str, request: Request, body: BinaryIO) -> Answer:
     """A pack in the body; or {digest, writer, offset, total} and a piece of one large blob in the body."""
-    store = Store(state_dir)
+    store = SyncState(state_dir)
     if "digest" in request:
         digest, writer = _text(request, "digest"), _text(request, "writer")
         if not is_digest(digest) or not (writer.isalnum() and writer.isascii() and len(writer) <= 32):
@@ -103,7 +103,7 @@ def pull(state_dir: str, request: Request, body: BinaryIO) -> Answer:
 
     `left` counts what is still missing. If it is the peer that failed, `failed` says how, and asking another may help.
     """
-    store = Store(state_dir)
+    store = SyncState(state_dir)
     peer, token, digest = _text(request, "from"), _text(request, "token"), request.get("manifest_id")
     limit = _number(request, "limit", PULL_LIMIT, 1 << 50)
     came = 0
@@ -122,11 +122,11 @@ def pull(state_dir: str, request: Request, body: BinaryIO) -> Answer:
                 batch += 1
             more, absent = peers.pull(peer, token, lacking[at : at + batch], store.incoming)
             if absent:
-                raise peers.Unreachable("peer %s has not all of the tree" % peer)
+                raise peers.PeerUnreachable("peer %s has not all of the tree" % peer)
             came, at = came + more, at + batch
     except NoSpaceError:
         raise
-    except (peers.Unreachable, FilesError) as error:
+    except (peers.PeerUnreachable, FilesError) as error:
         return {"bytes": came, "left": -1, "failed": str(error)}, None
     return {"bytes": came, "left": len(lacking) - at}, None
 
@@ -142,7 +142,7 @@ def listen(state_dir: str, request: Request, body: BinaryIO) -> Answer:
 
 def put_in_place(state_dir: str, request: Request, body: BinaryIO) -> Answer:
     """{dest, manifest_id} -> {applied: true, written, deleted}; or {applied: false} and the missing digests in the body."""
-    store = Store(state_dir)
+    store = SyncState(state_dir)
     manifest = _known(store, request)
     with store.lock():
         done = apply(store, request.get("dest"), str(request["manifest_id"]), manifest)
@@ -151,7 +151,7 @@ def put_in_place(state_dir: str, request: Request, body: BinaryIO) -> Answer:
 
 def fetch(state_dir: str, request: Request, body: BinaryIO) -> Answer:
     """{path, offset, limit} -> {size, end} and the bytes of a file from there."""
-    path = Store(state_dir).resolve(request.get("path"))
+    path = SyncState(state_dir).resolve(request.get("path"))
     offset = _number(request, "offset", 0, 1 << 60)
     limit = _number(request, "limit", FETCH_LIMIT, FETCH_LIMIT)
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -170,7 +170,7 @@ def listing(state_dir: str, request: Request, body: BinaryIO) -> Answer:
 
     Paths are quoted as in manifests; of a single file the path is ".". Links are listed, never followed.
     """
-    path = Store(state_dir).resolve(request.get("path"))
+    path = SyncState(state_dir).resolve(request.get("path"))
     found = os.stat(path)
     if not stat.S_ISDIR(found.st_mode):
         rows = [_row(b".", found, None)]
@@ -206,14 +206,14 @@ def _plainly(op: Op) -> Op:
             with space_on(state_dir):
                 return op(state_dir, request, body)
         except NoSpaceError as error:
-            Store(state_dir).make_room()
-            raise Refused(str(error), "no-space") from None
+            SyncState(state_dir).make_room()
+            raise RequestRefused(str(error), "no-space") from None
         except FilesError as error:
-            raise Refused(str(error), "files") from None
+            raise RequestRefused(str(error), "files") from None
         except OSError as error:
             name = error.filename
             where = quote(name) if isinstance(name, bytes) else name
-            raise Refused("%s%s" % ("%s: " % where if where else "", error.strerror or error), "io") from None
+            raise RequestRefused("%s%s" % ("%s: " % where if where else "", error.strerror or error), "io") from None
 
     return call
 

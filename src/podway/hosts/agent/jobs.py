@@ -15,7 +15,7 @@ import time
 
 from . import output, phase, processes
 from .ending import Bell, Endings
-from .phase import Phase, Refused
+from .phase import Phase, RequestRefused
 from .runner import BUNDLE_FD, LOCK_FD, READY_FD
 
 TYPE_CHECKING = False
@@ -32,7 +32,7 @@ DEFAULT_GRACE_S = 10.0
 _RUNNER_START_S = 30.0
 _LOOK_AGAIN_S = 1.0  # how late a long poll may learn of what rings no bell, such as a killed runner
 # What jobs and runners inherit from the agent; LD_LIBRARY_PATH, because the Python that runs this may need it.
-_BASE_ENVIRONMENT = "PATH USER LOGNAME LANG LC_ALL SHELL TMPDIR LD_LIBRARY_PATH".split() + [processes.HOST_MARK]
+_BASE_ENVIRONMENT = "PATH USER LOGNAME LANG LC_ALL SHELL TMPDIR LD_LIBRARY_PATH".split() + [processes.HOST_ID_VARIABLE]
 
 
 class Jobs:
@@ -56,23 +56,23 @@ class Jobs:
             if each.unfinished():
                 self._open[each.dir] = each
         for job in jobs:
-            mark = phase.cancel_mark(self._state, job)
+            mark = phase.cancel_request(self._state, job)
             if mark and not mark.get("done"):
                 self._endings.cancel(job)
 
     def supervise(self) -> bool:
         """Bury dead children and see to phases whose runner is gone; whether there are runners that are not children."""
         self._endings.reap()
-        strangers = False
+        orphan_runners = False
         for key, each in list(self._open.items()):
             if each.runs():
                 begun = each.begun()
-                strangers = strangers or (begun is not None and begun["pid"] not in self._endings.children)
+                orphan_runners = orphan_runners or (begun is not None and begun["pid"] not in self._endings.children)
             elif each.unfinished():
                 self._endings.recover(each)
             else:
                 self._open.pop(key, None)
-        return strangers
+        return orphan_runners
 
     def busy(self) -> bool:
         """Whether a phase of any job is under way."""
@@ -85,11 +85,11 @@ class Jobs:
         this = Phase(self._state, request.get("job", ""), request.get("phase", ""))
         spec = self._spec(request, this)
         if not _is_word(request.get("script")):
-            raise Refused("script must be a text without NUL")
+            raise RequestRefused("script must be a text without NUL")
         with self._starting:
             begun = this.begun()  # what was begun is answered for, cancelled or not: the caller may be asking again
-            if not begun and phase.cancel_mark(self._state, this.job):
-                raise Refused(f"job {this.job} was cancelled", "cancelled")
+            if not begun and phase.cancel_request(self._state, this.job):
+                raise RequestRefused(f"job {this.job} was cancelled", "cancelled")
             os.makedirs(this.dir, 0o700, exist_ok=True)
             lock = -1 if begun else this.try_lock()
             existing = lock < 0
@@ -151,7 +151,7 @@ class Jobs:
         """All phases this host knows, and how they stand."""
         found = []
         for job in phase.job_names(self._state):
-            cancelled = phase.cancel_mark(self._state, job) is not None
+            cancelled = phase.cancel_request(self._state, job) is not None
             for each in phase.phases(self._state, job):
                 found.append(dict(self._describe(each), job=job, phase=each.name, cancelled=cancelled))
         return {"jobs": found}, b""
@@ -167,8 +167,8 @@ class Jobs:
             answer["max_rss"] = max(answer["max_rss"], ended.get("max_rss", 0))
         return answer, b""
 
-    def marked(self, request: Fields) -> Answer:
-        """How many living processes of this host carry a job's mark: an open shell has no runner, and is found this way."""
+    def job_processes(self, request: Fields) -> Answer:
+        """How many living processes of this host belong to a job, by their environment: an open shell has no runner."""
         job = phase.checked_name("job", request.get("job"))
         found = processes.of_job(processes.snapshot(), job, set(), set(), set())
         return {"processes": len(found)}, b""
@@ -179,7 +179,7 @@ class Jobs:
         directory = phase.job_dir(self._state, job)
         with self._starting:
             if self._endings.left(job) is not None or any(p.unfinished() for p in phase.phases(self._state, job)):
-                raise Refused(f"job {job} still runs", "running")
+                raise RequestRefused(f"job {job} still runs", "running")
             if not os.path.isdir(directory):
                 return {"forgotten": False}, b""
             trash = phase.to_trash(self._state, directory)
@@ -193,7 +193,7 @@ class Jobs:
 
     def sweep(self, request: Fields) -> Answer:
         """Kill what jobs that have ended left on this host."""
-        host_id = os.environ.get(processes.HOST_MARK)
+        host_id = os.environ.get(processes.HOST_ID_VARIABLE)
         return {"killed": self._endings.sweep(host_id) if host_id else []}, b""
 
     def cancel_all(self, request: Fields) -> Answer:
@@ -215,17 +215,17 @@ class Jobs:
         given = _environment(request, "env")
         secrets = _environment(request, "secrets")
         base = {**_base_environment(), "HOME": self._home}
-        marks = {processes.JOB_MARK: this.job}
-        if processes.HOST_MARK in base:
-            marks[processes.HOST_MARK] = base[processes.HOST_MARK]
+        marks = {processes.JOB_ID_VARIABLE: this.job}
+        if processes.HOST_ID_VARIABLE in base:
+            marks[processes.HOST_ID_VARIABLE] = base[processes.HOST_ID_VARIABLE]
         interpreter = request.get("interpreter") or ["bash"]
         if not isinstance(interpreter, list) or not all(map(_is_word, interpreter)):
-            raise Refused("interpreter must be a list of words")
+            raise RequestRefused("interpreter must be a list of words")
         if request.get("login"):
             interpreter = [*interpreter, "-l"]
         cwd = request.get("cwd") or "~"
         if not _is_word(cwd):
-            raise Refused("cwd must be a path")
+            raise RequestRefused("cwd must be a path")
         if cwd == "~" or cwd.startswith("~/"):
             cwd = self._home + cwd[1:]
         return {
@@ -258,7 +258,7 @@ class Jobs:
             if not answer.strip().isdigit():
                 self._endings.kill_child(pid)
                 why = answer.decode("utf-8", "replace").strip() or f"see {self._state}/agent.log"
-                raise Refused(f"the runner did not start: {why}", "io")
+                raise RequestRefused(f"the runner did not start: {why}", "io")
 
     def _describe(self, this: Phase) -> Fields:
         ended = this.ended()
@@ -285,12 +285,12 @@ class Jobs:
     def _begin_cancel(self, job: str, grace: float) -> None:
         """Mark the job; a second cancel may shorten the grace of the first, never lengthen it."""
         with self._starting:
-            mark = phase.cancel_mark(self._state, job)
+            mark = phase.cancel_request(self._state, job)
             if mark and mark.get("done"):
                 return
             deadline = time.monotonic() + grace
             if mark is None or deadline < phase.cancel_deadline(mark):
-                phase.mark_cancelled(self._state, job, {"grace": grace, "deadline": deadline, "done": False})
+                phase.write_cancel_request(self._state, job, {"grace": grace, "deadline": deadline, "done": False})
             self._endings.cancel(job)
 
     def _await_cancel(self, job: str, until: float) -> list[int] | None:
@@ -318,14 +318,14 @@ def _is_word(value: object) -> bool:
 def _whole_number(request: Fields, name: str, default: int) -> int:
     value = request.get(name, default)
     if type(value) is not int or not 0 <= value < 1 << 62:
-        raise Refused(f"{name} must be a whole number, not {value!r:.50}")
+        raise RequestRefused(f"{name} must be a whole number, not {value!r:.50}")
     return value
 
 
 def _seconds(request: Fields, name: str, default: float) -> float:
     value = request.get(name, default)
     if type(value) not in (int, float) or not 0 <= value <= MAX_SECONDS:
-        raise Refused(f"{name} must be a number of seconds up to {MAX_SECONDS}, not {value!r:.50}")
+        raise RequestRefused(f"{name} must be a number of seconds up to {MAX_SECONDS}, not {value!r:.50}")
     return float(value)
 
 
@@ -337,8 +337,8 @@ def _wait_until(request: Fields) -> float:
 def _environment(request: Fields, name: str) -> dict[str, str]:
     value = request.get(name) or {}
     if not isinstance(value, dict):
-        raise Refused(f"{name} must map names to texts")
+        raise RequestRefused(f"{name} must map names to texts")
     for key, text in value.items():
         if not _is_word(key) or not key or "=" in key or not _is_word(text):
-            raise Refused(f"{name}: {key!r:.100} cannot be an environment variable")
+            raise RequestRefused(f"{name}: {key!r:.100} cannot be an environment variable")
     return value

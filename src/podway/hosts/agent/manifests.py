@@ -47,7 +47,7 @@ def _unescape(match: re.Match[bytes]) -> bytes:
     raise FilesError("%a has a lone backslash" % match.string.decode("utf-8"))
 
 
-class Entry:
+class ManifestEntry:
     """One path of a tree: a file (mode, size, sha256), a dir (mode), or a link (target)."""
 
     __slots__ = ("kind", "mode", "path", "sha256", "size", "target")
@@ -66,7 +66,7 @@ class Entry:
 class Manifest:
     """A proven manifest: `root` says whether it is a directory's or one file's; parents come before children."""
 
-    def __init__(self, root: str, entries: list[Entry]) -> None:
+    def __init__(self, root: str, entries: list[ManifestEntry]) -> None:
         self.root = root
         self.entries = entries
 
@@ -89,7 +89,7 @@ def parse(data: bytes) -> Manifest:
     return Manifest(root, entries)
 
 
-def _entry(item: dict[str, Any]) -> Entry:
+def _entry(item: dict[str, Any]) -> ManifestEntry:
     path, kind = unquote(item["path"]), item["kind"]
     mode, size, sha256 = item.get("mode", 0), item.get("size", 0), item.get("sha256", "")
     target = unquote(item.get("target", ""))
@@ -101,10 +101,10 @@ def _entry(item: dict[str, Any]) -> Entry:
         raise FilesError("%s has no proper size and digest" % quote(path))
     if kind == "link" and (not target or b"\0" in target):
         raise FilesError("%s links to no possible path" % quote(path))
-    return Entry(path, kind, mode, size, sha256, target)
+    return ManifestEntry(path, kind, mode, size, sha256, target)
 
 
-def _prove(entries: list[Entry]) -> None:
+def _prove(entries: list[ManifestEntry]) -> None:
     folders = {b""}
     last = None
     for entry in entries:

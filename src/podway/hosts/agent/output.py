@@ -23,7 +23,7 @@ MAX_TIMES = 4096
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
-class Writer:
+class OutputWriter:
     """The runner's side. A disk that is full costs bytes, which are counted, and never the job."""
 
     def __init__(self, directory: str) -> None:

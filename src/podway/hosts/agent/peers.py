@@ -21,7 +21,7 @@ import time
 
 from . import wire
 from .packs import CHUNK, FilesError, PackStream, Receiver, is_digest
-from .records import Contents, Store
+from .records import Contents, SyncState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ TOKEN_S = 3600.0
 MAX_CONNECTIONS = 16
 
 
-class Unreachable(Exception):
+class PeerUnreachable(Exception):
     """The peer could not be reached, broke off, or did not answer as a peer does."""
 
 
@@ -96,7 +96,7 @@ class Listener:
         if not isinstance(mac, str) or not any(hmac.compare_digest(mac.encode(), p.encode()) for p in proofs):
             wire.write(stream, {"ok": False, "error": "the token is not valid here"})
             return
-        contents = Contents(Store(self.state_dir))
+        contents = Contents(SyncState(self.state_dir))
         sizes = {digest: contents.size(digest) for digest in digests}
         pack = PackStream([(digest, size) for digest, size in sizes.items() if size is not None], contents.open)
         absent = [digest for digest, size in sizes.items() if size is None]
@@ -141,7 +141,7 @@ def pull(peer: str, token: str, digests: list[str], folder: str) -> tuple[int, l
             with connection.makefile("rwb") as stream:
                 return _ask(stream, token, digests, folder)  # type: ignore[arg-type]  # as above
     except (OSError, ValueError, OverflowError, wire.WireError) as error:
-        raise Unreachable("peer %s: %s" % (peer, error)) from None
+        raise PeerUnreachable("peer %s: %s" % (peer, error)) from None
 
 
 def _ask(stream: BinaryIO, token: str, digests: list[str], folder: str) -> tuple[int, list[str]]:

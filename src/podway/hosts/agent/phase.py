@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _LOOK_S = 0.1  # `runs` holds the lock for microseconds; what holds it for longer is a runner
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The request cannot be done; `code` tells programs why."""
 
     def __init__(self, what: str, code: str = "bad-request") -> None:
@@ -44,7 +44,7 @@ class Refused(Exception):
 def checked_name(kind: str, value: object) -> str:
     """`value` if it can name a job or a phase, which is to say a directory."""
     if not isinstance(value, str) or not _NAME.match(value):
-        raise Refused(f"{kind} must be 1 to 128 of A-Z a-z 0-9 . _ -, not {value!r:.100}")
+        raise RequestRefused(f"{kind} must be 1 to 128 of A-Z a-z 0-9 . _ -, not {value!r:.100}")
     return value
 
 
@@ -155,12 +155,12 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def cancel_mark(state: str, job: str) -> Fields | None:
+def cancel_request(state: str, job: str) -> Fields | None:
     """The job's cancel, if it was asked for: `grace` seconds, the monotonic `deadline` of it, and whether it is `done`."""
     return read_json(os.path.join(job_dir(state, job), _CANCEL))
 
 
-def mark_cancelled(state: str, job: str, mark: Fields) -> None:
+def write_cancel_request(state: str, job: str, mark: Fields) -> None:
     os.makedirs(job_dir(state, job), 0o700, exist_ok=True)
     write_json(os.path.join(job_dir(state, job), _CANCEL), mark)
 

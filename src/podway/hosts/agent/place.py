@@ -158,15 +158,15 @@ class Place:
             os.mkdir(name, 0o700, dir_fd=folder)
         self.set_mode(path, mode, _FOLDER)
 
-    def make_link(self, path: bytes, target: bytes, spare: bytes) -> None:
-        """A link at `path`, in the place of what stands there; `spare` is a free name for a moment."""
+    def make_link(self, path: bytes, target: bytes, temp_name: bytes) -> None:
+        """A link at `path`, in the place of what stands there; `temp_name` is a free name for a moment."""
         self._clear_folder(path)
         folder, name = self.parent(path)
-        with _unless_done(spare, folder):
-            os.symlink(target, spare, dir_fd=folder)
-            os.rename(spare, name, src_dir_fd=folder, dst_dir_fd=folder)
+        with _unless_done(temp_name, folder):
+            os.symlink(target, temp_name, dir_fd=folder)
+            os.rename(temp_name, name, src_dir_fd=folder, dst_dir_fd=folder)
 
-    def move_in(self, source: str, path: bytes, spare: bytes) -> None:
+    def move_in(self, source: str, path: bytes, temp_name: bytes) -> None:
         """Put the file `source` at `path` in one step: who opens `path` sees the old content or the new, whole."""
         self._clear_folder(path)
         folder, name = self.parent(path)
@@ -178,11 +178,11 @@ class Place:
         else:
             return
         # Another disk than the one blobs arrive on: copy it beside its place first.
-        with open(source, "rb", buffering=0) as file, _unless_done(spare, folder):
+        with open(source, "rb", buffering=0) as file, _unless_done(temp_name, folder):
             was = os.fstat(file.fileno())
-            copy_to(file, os.open(spare, FRESH, 0o600, dir_fd=folder), stat.S_IMODE(was.st_mode))
-            os.utime(spare, ns=(was.st_atime_ns, was.st_mtime_ns), dir_fd=folder)
-            os.rename(spare, name, src_dir_fd=folder, dst_dir_fd=folder)
+            copy_to(file, os.open(temp_name, FRESH, 0o600, dir_fd=folder), stat.S_IMODE(was.st_mode))
+            os.utime(temp_name, ns=(was.st_atime_ns, was.st_mtime_ns), dir_fd=folder)
+            os.rename(temp_name, name, src_dir_fd=folder, dst_dir_fd=folder)
         os.unlink(source)
 
     def _clear_folder(self, path: bytes) -> None:
@@ -200,13 +200,13 @@ class Place:
 
 
 @contextlib.contextmanager
-def _unless_done(spare: bytes, folder: int) -> Iterator[None]:
-    """If the block fails, what it made under the spare name goes."""
+def _unless_done(temp_name: bytes, folder: int) -> Iterator[None]:
+    """If the block fails, what it made under the temp_name name goes."""
     try:
         yield
     except OSError:
         with contextlib.suppress(OSError):
-            os.unlink(spare, dir_fd=folder)
+            os.unlink(temp_name, dir_fd=folder)
         raise
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     Snapshot = dict[int, "Process"]
     Known = set[tuple[int, int]]  # (pid, start): a pid alone may be another process tomorrow
 
-JOB_MARK = "PODWAY_JOB"
-HOST_MARK = "PODWAY_HOST_ID"
+JOB_ID_VARIABLE = "PODWAY_JOB"
+HOST_ID_VARIABLE = "PODWAY_HOST_ID"
 AGENT_NAME = "podway-agent"
 RUNNER_NAME = "podway-runner"
 
@@ -126,7 +126,7 @@ def environ(pid: int) -> dict[str, str]:
     return found
 
 
-def marked(procs: Snapshot, name: str, *values: str) -> set[int]:
+def with_variable(procs: Snapshot, name: str, *values: str) -> set[int]:
     """Those of `procs` whose environment says name=value, for one of the values."""
     marks = [b"\0" + os.fsencode(f"{name}={value}") + b"\0" for value in values]
     found = set()
@@ -138,7 +138,7 @@ def marked(procs: Snapshot, name: str, *values: str) -> set[int]:
 
 
 def ancestors(procs: Snapshot, pid: int) -> set[int]:
-    """`pid` and the processes above it: what a killer must spare, itself above all."""
+    """`pid` and the processes above it: what a killer must temp_name, itself above all."""
     found: set[int] = set()
     while pid in procs and pid not in found:
         found.add(pid)
@@ -151,10 +151,10 @@ def of_job(procs: Snapshot, job: str, runners: set[int], spared: set[int], known
 
     `known` is what an earlier look found; it is read and added to, so that a process once seen is never lost sight of.
     """
-    seeds = marked(procs, JOB_MARK, job)
-    host = os.environ.get(HOST_MARK)
+    seeds = with_variable(procs, JOB_ID_VARIABLE, job)
+    host = os.environ.get(HOST_ID_VARIABLE)
     if host:  # the hosts of a simulated slice share this machine and the job's mark: a rank on another host is not ours
-        seeds = marked({pid: procs[pid] for pid in seeds}, HOST_MARK, host)
+        seeds = with_variable({pid: procs[pid] for pid in seeds}, HOST_ID_VARIABLE, host)
     seeds |= {pid for pid, start in known if pid in procs and procs[pid].start == start}
     found = (seeds | descendants(procs, runners | (seeds - spared))) - spared - runners
     known.update((pid, procs[pid].start) for pid in found)
@@ -279,7 +279,7 @@ def kill_hosts(host_ids: Iterable[str], timeout: float) -> list[int]:
     while True:
         procs = snapshot()
         spared = ancestors(procs, os.getpid())
-        seeds = marked(procs, HOST_MARK, *ids)
+        seeds = with_variable(procs, HOST_ID_VARIABLE, *ids)
         seeds |= {pid for pid, start in known if pid in procs and procs[pid].start == start}
         found = (seeds | descendants(procs, seeds - spared)) - spared
         known.update((pid, procs[pid].start) for pid in found)

@@ -20,7 +20,7 @@ import os
 import re
 import time
 
-from .manifests import Entry, Manifest, parse, quote, unquote
+from .manifests import Manifest, ManifestEntry, parse, quote, unquote
 from .packs import FilesError, discard, is_digest, temporary
 from .place import Place
 
@@ -29,52 +29,55 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any, BinaryIO
 
-    Mark = tuple[int, int, int, int]
+    Fingerprint = tuple[int, int, int, int]
 
 # What an interrupted sync left is kept this long, so that it can be resumed.
 LEFTOVERS_S = 24 * 3600
 _APPLIED = re.compile(rb'\{"manifest":"([0-9a-f]{64})"')
 
 
-def mark_of(found: os.stat_result) -> Mark:
+def fingerprint_of(found: os.stat_result) -> Fingerprint:
     """What changes when somebody writes a file: looked at instead of its content."""
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-class Record:
-    """What stands at a destination: digest and mark of each file; kind, mode and target of each directory and link."""
+class AppliedRecord:
+    """What stands at a destination: digest and fingerprint of each file; kind, mode and target of each directory and link."""
 
     def __init__(self, base: bytes, root: str, manifest: str = "") -> None:
         self.base = base
         self.root = root
         self.manifest = manifest
-        self.files: dict[bytes, tuple[str, Mark | None]] = {}
+        self.files: dict[bytes, tuple[str, Fingerprint | None]] = {}
         self.others: dict[bytes, tuple[str, int, bytes]] = {}
 
     def encode(self) -> bytes:
         """As JSON, for the file."""
         fields = {
-            "manifest": self.manifest,  # first, so that `Store.applied_id` need not read the rest
+            "manifest": self.manifest,  # first, so that `SyncState.applied_id` need not read the rest
             "base": quote(self.base),
             "root": self.root,
-            "files": {quote(path): [digest, mark] for path, (digest, mark) in self.files.items()},
+            "files": {quote(path): [digest, fingerprint] for path, (digest, fingerprint) in self.files.items()},
             "others": {quote(path): [kind, mode, quote(to)] for path, (kind, mode, to) in self.others.items()},
         }
         return json.dumps(fields, separators=(",", ":")).encode("ascii")
 
     @staticmethod
-    def decode(data: bytes) -> Record:
+    def decode(data: bytes) -> AppliedRecord:
         """From the file's JSON."""
         fields: dict[str, Any] = json.loads(data.decode("ascii"))
-        record = Record(unquote(fields["base"]), fields["root"], fields["manifest"])
-        for path, (digest, mark) in fields["files"].items():
-            record.files[unquote(path)] = (digest, (mark[0], mark[1], mark[2], mark[3]) if mark else None)
+        record = AppliedRecord(unquote(fields["base"]), fields["root"], fields["manifest"])
+        for path, (digest, fingerprint) in fields["files"].items():
+            record.files[unquote(path)] = (
+                digest,
+                (fingerprint[0], fingerprint[1], fingerprint[2], fingerprint[3]) if fingerprint else None,
+            )
         for path, (kind, mode, target) in fields["others"].items():
             record.others[unquote(path)] = (kind, mode, unquote(target))
         return record
 
 
-class Store:
+class SyncState:
     """The folders of one host's state directory, and what is in them. Made anew for each request."""
 
     def __init__(self, state_dir: str) -> None:
@@ -83,7 +86,7 @@ class Store:
         self.incoming = os.path.join(self.state_dir, "incoming")
         self.manifests = os.path.join(self.state_dir, "manifests")
         self.applied = os.path.join(self.state_dir, "applied")
-        self._records: dict[str, Record | None] = {}
+        self._records: dict[str, AppliedRecord | None] = {}
         for folder in (self.incoming, self.manifests, self.applied):
             os.makedirs(folder, 0o700, exist_ok=True)
 
@@ -135,12 +138,12 @@ class Store:
         """The name of a destination's record. A final '/' matters for one file only: it then goes *into* `dest`."""
         return hashlib.sha256(dest if root == "file" else dest.rstrip(b"/")).hexdigest()[:32]
 
-    def record(self, key: str) -> Record | None:
+    def record(self, key: str) -> AppliedRecord | None:
         """What was applied there last; None if nothing was, or if it cannot be read. Read once."""
         if key not in self._records:
             try:
                 with open(os.path.join(self.applied, key + ".json"), "rb") as file:
-                    self._records[key] = Record.decode(file.read())
+                    self._records[key] = AppliedRecord.decode(file.read())
             except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
                 self._records[key] = None
         return self._records[key]
@@ -166,7 +169,7 @@ class Store:
         """Note that this manifest's apply begins: from here on it may leave things behind."""
         self._write(key + ".begun", "\n".join(dict.fromkeys([*self.begun(key), digest])).encode("ascii"))
 
-    def end(self, key: str, record: Record | None) -> None:
+    def end(self, key: str, record: AppliedRecord | None) -> None:
         """Note what stands there now; this is what makes an apply done."""
         if record is None:
             discard(os.path.join(self.applied, key + ".json"))
@@ -176,15 +179,15 @@ class Store:
         self._records[key] = record
 
     def _write(self, name: str, data: bytes) -> None:
-        spare = temporary(self.applied)
-        with open(spare, "xb") as file:
+        temp_name = temporary(self.applied)
+        with open(temp_name, "xb") as file:
             file.write(data)
-        os.rename(spare, os.path.join(self.applied, name))
+        os.rename(temp_name, os.path.join(self.applied, name))
 
     def _keys(self, kind: str) -> list[str]:
         return [name[: -len(kind)] for name in os.listdir(self.applied) if name.endswith(kind)]
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[AppliedRecord]:
         """All of them."""
         return [record for record in map(self.record, self._keys(".json")) if record is not None]
 
@@ -193,7 +196,7 @@ class Store:
         for name in os.listdir(self.incoming):
             discard(os.path.join(self.incoming, name))
 
-    def sweep(self, entries: Iterable[Entry]) -> None:
+    def sweep(self, entries: Iterable[ManifestEntry]) -> None:
         """After an apply: drop what it did not need to move, manifests nobody names, and leftovers of long ago."""
         for entry in entries:
             if entry.kind == "file":
@@ -213,21 +216,21 @@ class Store:
 class Contents:
     """Where on this host a content can be found: among what arrived, or in a file that some record says holds it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SyncState) -> None:
         self._store = store
-        self._index: dict[str, list[tuple[bytes, bytes, Mark | None]]] | None = None
+        self._index: dict[str, list[tuple[bytes, bytes, Fingerprint | None]]] | None = None
 
     def in_place(self, digest: str) -> Iterator[tuple[bytes, bytes]]:
         """(base, path) of the files in place that should hold it and that nobody seems to have touched."""
         if self._index is None:
             self._index = {}
             for record in self._store.records():
-                for path, (found, mark) in record.files.items():
-                    self._index.setdefault(found, []).append((record.base, path, mark))
-        for base, path, mark in self._index.get(digest, ()):
+                for path, (found, fingerprint) in record.files.items():
+                    self._index.setdefault(found, []).append((record.base, path, fingerprint))
+        for base, path, fingerprint in self._index.get(digest, ()):
             with contextlib.suppress(OSError), Place(base) as place:
                 found_now = place.stat(path)
-                if found_now is not None and mark == mark_of(found_now):
+                if found_now is not None and fingerprint == fingerprint_of(found_now):
                     yield base, path
 
     def size(self, digest: str) -> int | None:

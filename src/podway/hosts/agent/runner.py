@@ -23,7 +23,7 @@ import time
 
 from . import linux, phase, processes
 from .mask import Masker
-from .output import Writer
+from .output import OutputWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Runner:
         self._state = state
         self._phase = this
         self._spec = spec
-        self._writer = Writer(this.dir)
+        self._writer = OutputWriter(this.dir)
         self._masker = Masker(map(os.fsencode, spec["secrets"].values()))
         self._bell = -1
         self._main = 0
@@ -204,7 +204,7 @@ class Runner:
     def _end_stragglers(self) -> None:
         """SIGTERM to what the main process left, once each; SIGKILL after the grace."""
         if not self._kill_at:
-            mark = phase.cancel_mark(self._state, self._phase.job)
+            mark = phase.cancel_request(self._state, self._phase.job)
             # In a cancel the agent has sent SIGTERM already, and its grace is the one that counts.
             self._cancelled = mark is not None
             self._kill_at = phase.cancel_deadline(mark) if mark else time.monotonic() + GRACE_S

@@ -19,10 +19,10 @@ import threading
 import time
 
 from . import files, linux, processes, wire
+from .idle_shutdown import IdleShutdown
 from .jobs import Jobs
 from .packs import FilesError
-from .phase import Refused
-from .rest import Rest
+from .phase import RequestRefused
 from .runner import BELL
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_CONNECTIONS = 200
 LOG_LIMIT = 1 << 20
-_STRANGERS_EVERY_S = 1.0
+_ORPHAN_RUNNERS_EVERY_S = 1.0
 _LOCK_WAIT_S = 10.0
 _NO_ROOM_S = 0.05
 
@@ -63,7 +63,7 @@ class Agent:
         # Runners are started from this descriptor: the very file this agent runs, whatever lies at its path by then.
         bundle = os.open(identity.bundle, os.O_RDONLY | os.O_CLOEXEC)
         self._jobs = Jobs(identity.state, identity.home, bundle)
-        self._rest = Rest(identity.state, self._jobs.busy)
+        self._idle_shutdown = IdleShutdown(identity.state, self._jobs.busy)
         self._operations: dict[str, Callable[[Fields], Answer]] = {
             "hello": self._hello,
             "shutdown": self._shutdown,
@@ -73,11 +73,11 @@ class Agent:
             "cancel": self._jobs.cancel,
             "jobs": self._jobs.jobs,
             "usage": self._jobs.usage,
-            "marked": self._jobs.marked,
+            "job_processes": self._jobs.job_processes,
             "forget": self._jobs.forget,
             "chips": self._jobs.chips,
             "sweep": self._jobs.sweep,
-            "rest": self._take_rest,
+            "idle_shutdown": self._set_idle_shutdown,
         }
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -98,18 +98,18 @@ class Agent:
         poll = select.poll()
         for fd in (listener.fileno(), bell, self._woken):
             poll.register(fd, select.POLLIN)
-        strangers = self._jobs.supervise()
+        orphan_runners = self._jobs.supervise()
         while not self._stop:
-            waits = [_STRANGERS_EVERY_S] if strangers else []
-            rest = self._rest.look()
-            waits += [] if rest is None else [rest]
+            waits = [_ORPHAN_RUNNERS_EVERY_S] if orphan_runners else []
+            idle_check = self._idle_shutdown.check()
+            waits += [] if idle_check is None else [idle_check]
             events = {fd for fd, _ in poll.poll(min(waits) * 1000 if waits else None)}
             if listener.fileno() in events:
                 self._accept(listener)
             for fd in events & {bell, self._woken}:
                 _discard(fd)
             if self._woken in events or not events:
-                strangers = self._jobs.supervise()
+                orphan_runners = self._jobs.supervise()
             if events != {listener.fileno()}:
                 self._jobs.bell.ring()
         os.unlink(os.path.join(self._state, wire.SOCKET))
@@ -179,19 +179,19 @@ class Agent:
             os.write(self._wake, b"\n")
         return True
 
-    def _answer(self, request: Fields, body: wire.Body) -> Answer:
+    def _answer(self, request: Fields, body: wire.MessageBody) -> Answer:
         """Do what is asked. Whatever goes wrong is an answer, and the agent lives on."""
         op = request.get("op")
         try:
             if not isinstance(op, str):
-                raise Refused("no op is named")
+                raise RequestRefused("no op is named")
             if op in files.OPS:
                 reply, answer = files.OPS[op](self._state, request, body)  # type: ignore[arg-type]  # they only `read`
             elif op in self._operations:
                 reply, answer = self._operations[op](request)
             else:
-                raise Refused(f"no operation {op!r:.100}", "unknown-op")
-        except Refused as error:
+                raise RequestRefused(f"no operation {op!r:.100}", "unknown-op")
+        except RequestRefused as error:
             return {"ok": False, "error": str(error), "code": error.code}, None
         except FilesError as error:
             return {"ok": False, "error": str(error), "code": "files"}, None
@@ -217,9 +217,9 @@ class Agent:
             "address": self._identity.address,
         }, None
 
-    def _take_rest(self, request: Fields) -> Answer:
+    def _set_idle_shutdown(self, request: Fields) -> Answer:
         """The rule for a host that idles without a server; the main loop must learn of it."""
-        answer = self._rest.operation(request)
+        answer = self._idle_shutdown.operation(request)
         os.write(self._wake, b"\n")
         return answer
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     class Readable(Protocol):
         def read(self, n: int = -1, /) -> bytes: ...
 
-    class Incoming(Readable, Protocol):
+    class ReadStream(Readable, Protocol):
         def readline(self, n: int = -1, /) -> bytes: ...
 
-    class Outgoing(Protocol):
+    class WriteStream(Protocol):
         def write(self, data: bytes, /) -> object: ...
         def flush(self) -> None: ...
 
@@ -69,7 +69,7 @@ def decode(line: bytes) -> tuple[Fields, int]:
     return fields, size
 
 
-class Body:
+class MessageBody:
     """The bytes that follow a line, readable once, never beyond their end."""
 
     def __init__(self, stream: Readable, size: int) -> None:
@@ -91,7 +91,7 @@ class Body:
             self.read(CHUNK)
 
 
-def read(stream: Incoming) -> tuple[Fields, Body] | None:
+def read(stream: ReadStream) -> tuple[Fields, MessageBody] | None:
     """The next message of a connection; None where it ends cleanly."""
     line = stream.readline(MAX_LINE + 1)
     if not line:
@@ -99,10 +99,10 @@ def read(stream: Incoming) -> tuple[Fields, Body] | None:
     if not line.endswith(b"\n"):
         raise WireError("the line is too long" if len(line) > MAX_LINE else "the connection ended within a line")
     fields, size = decode(line)
-    return fields, Body(stream, size)
+    return fields, MessageBody(stream, size)
 
 
-def write(stream: Outgoing, fields: Fields, body: bytes | Readable | None = None) -> None:
+def write(stream: WriteStream, fields: Fields, body: bytes | Readable | None = None) -> None:
     """Send one message. A stream as body is sent to its end; `fields` must hold its `size` then."""
     if body is None or isinstance(body, bytes):
         data = body or b""

@@ -30,9 +30,9 @@ __all__ = [
     "Follow",
     "Line",
     "LineSource",
+    "LogFeed",
     "Merger",
     "Options",
-    "RankFeed",
     "Renderer",
     "display",
     "follow",
@@ -50,7 +50,7 @@ _RETRY_S, _RETRY_MOST_S = 0.5, 10.0
 _TRIES_TO_LOOK = 3  # of a reader who does not stay
 
 
-class RankFeed(Protocol):
+class LogFeed(Protocol):
     """Where the output of one rank comes from: an agent, or the archive of an ended job."""
 
     @property
@@ -72,7 +72,7 @@ Emit = Callable[[list[str]], Awaitable[None]]
 
 
 async def follow(
-    feeds: Sequence[RankFeed], renderer: Renderer, emit: Emit, *, stay: bool = True
+    feeds: Sequence[LogFeed], renderer: Renderer, emit: Emit, *, stay: bool = True
 ) -> dict[int, ProviderError]:
     """Show the log until every rank has ended (or, not to `stay`, what there is now); answer the ranks that were lost."""
     return await Follow(feeds, renderer, emit, stay=stay).run()
@@ -81,7 +81,7 @@ async def follow(
 class Follow:
     """Reads every rank and emits what the renderer shows. `emit` may look at `renderer.cursor`."""
 
-    def __init__(self, feeds: Sequence[RankFeed], renderer: Renderer, emit: Emit, *, stay: bool = True) -> None:
+    def __init__(self, feeds: Sequence[LogFeed], renderer: Renderer, emit: Emit, *, stay: bool = True) -> None:
         self._feeds = [feed for feed in feeds if feed.rank in renderer.ranks]
         self._renderer = renderer
         self._emit = emit
@@ -123,7 +123,7 @@ class Follow:
         while lines := self._renderer.finish():
             await self._emit(lines)
 
-    async def _read(self, feed: RankFeed) -> None:
+    async def _read(self, feed: LogFeed) -> None:
         """Push everything a rank writes, phase after phase."""
         try:
             for phase in feed.phases:
@@ -137,7 +137,7 @@ class Follow:
         self._reading -= 1
         self._news.set()
 
-    async def _read_phase(self, feed: RankFeed, phase: str) -> bool:
+    async def _read_phase(self, feed: LogFeed, phase: str) -> bool:
         """Push everything a rank writes in a phase; False if we are not to wait for its end."""
         rank, renderer = feed.rank, self._renderer
         since = _now()
@@ -164,7 +164,7 @@ class Follow:
             if wait and _now() - asked < TICK_S:  # a feed that does not wait must not keep us busy
                 await asyncio.sleep(_EMPTY_S)
 
-    async def _ask(self, feed: RankFeed, phase: str, wait: float) -> Chunk:
+    async def _ask(self, feed: LogFeed, phase: str, wait: float) -> Chunk:
         """Read on; while the host does not answer, try again."""
         pause = _RETRY_S
         tries = 0

@@ -260,9 +260,9 @@ class SshConnections:
                     # A refusal means no agent or no forwarding: sshd does not say which. The relay will.
                     with contextlib.suppress(asyncssh.ChannelOpenError):
                         reader, writer = await connection.open_unix_connection(socket_path)
-                        return _Incoming(reader), _Outgoing(writer)
+                        return _SshReader(reader), _SshWriter(writer)
                 process = await connection.create_process(relay, encoding=None)
-                streams = _Incoming(process.stdout), _Outgoing(process.stdin)
+                streams = _SshReader(process.stdout), _SshWriter(process.stdin)
                 await _greet(*streams)
                 slot.relayed = True
                 return streams
@@ -275,7 +275,7 @@ class SshConnections:
         return opener
 
 
-async def _greet(reader: "_Incoming", writer: "_Outgoing") -> None:
+async def _greet(reader: "_SshReader", writer: "_SshWriter") -> None:
     """Make sure that an agent is at the other end of a relay, which answers for a missing one by itself.
 
     What a login prints before is passed over.
@@ -295,7 +295,7 @@ async def _greet(reader: "_Incoming", writer: "_Outgoing") -> None:
     raise ConnectionRefusedError("no agent answers there")
 
 
-class _Incoming:
+class _SshReader:
     """asyncssh's reader, failing as asyncio's does."""
 
     def __init__(self, reader: asyncssh.SSHReader[bytes]) -> None:
@@ -308,7 +308,7 @@ class _Incoming:
             raise ConnectionResetError(_said(error)) from None
 
 
-class _Outgoing:
+class _SshWriter:
     """asyncssh's writer, failing as asyncio's does."""
 
     def __init__(self, writer: asyncssh.SSHWriter[bytes]) -> None:

@@ -44,7 +44,7 @@ OLD_PYTHON = 98  # what `command` exits with where python3 cannot run the progra
 # What the agent keeps below STATE; anything else there is not ours (a person's own Podway may live in the same folder).
 AGENT_FILES = (
     *("agent.lock", "agent.pid", "agent.log", "agent.sock", "bell", "jobs", "incoming", "manifests", "applied"),
-    "mounts",
+    *("mounts", "idle_shutdown.json"),
 )
 AGENT_PREFIXES = ("agent-", "trash.")
 START_S = 30.0
@@ -52,7 +52,7 @@ KILL_S = 15.0
 ALONE_S = 45.0
 
 
-class Refused(Exception):
+class MachineRefused(Exception):
     """What cannot be done here, and a word for programs."""
 
     def __init__(self, what: str, code: str) -> None:
@@ -102,7 +102,7 @@ def claim(request: Fields) -> Fields:
     os.chmod(state, 0o700)
     _take(os.path.join(state, OWNER), dict(request["lease"], id=request["id"], made=made))
     if (_read(os.path.join(state, OWNER)) or {}).get("id") != request["id"]:
-        raise Refused("another host of the cluster has this home", "shared-home")
+        raise MachineRefused("another host of the cluster has this home", "shared-home")
     os.makedirs(os.path.join(home, WORKDIR), exist_ok=True)
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return {
@@ -118,7 +118,7 @@ def start(request: Fields, body: bytes) -> Fields:
     home = request["home"]
     path = agent_path(home, request["agent"])
     if (_read(os.path.join(home, STATE, OWNER)) or {}).get("id") != request["id"]:
-        raise Refused("the machine was given back meanwhile", "given-back")
+        raise MachineRefused("the machine was given back meanwhile", "given-back")
     if body:
         _put(path, _unpacked(request, body), 0o700)
     arguments = [sys.executable, "-S", "-E", path, "serve", "--home", home, "--address", request["address"], "--daemon"]
@@ -131,7 +131,7 @@ def start(request: Fields, body: bytes) -> Fields:
     )
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise Refused(f"the agent did not start: {said[-1] if said else done.returncode}", "agent")
+        raise MachineRefused(f"the agent did not start: {said[-1] if said else done.returncode}", "agent")
     return {"pid": int(done.stdout)}
 
 
@@ -152,7 +152,7 @@ def remove(request: Fields, body: bytes) -> Fields:
 
         left = processes.kill_hosts([request["id"]], KILL_S)
         if left:
-            raise Refused(f"processes are still alive: {left}", "alive")
+            raise MachineRefused(f"processes are still alive: {left}", "alive")
         holder, note = _read(request["lease_path"]), _read(os.path.join(state, OWNER))
         if holder is None or _same(holder, request["lease"]):
             if note is None or note.get("id") == request["id"]:
@@ -171,14 +171,14 @@ def _unpacked(request: Fields, body: bytes) -> bytes:
         data = zlib.decompress(body)
         if hashlib.sha256(data).hexdigest() == request["agent"]:
             return data
-    raise Refused("the agent's file arrived damaged", "damaged")
+    raise MachineRefused("the agent's file arrived damaged", "damaged")
 
 
 def _home(request: Fields) -> str:
     given = request.get("home") or "~"
     home = os.path.expanduser(given)
     if not os.path.isabs(home):
-        raise Refused(f"home {given} is not an absolute path here", "home")
+        raise MachineRefused(f"home {given} is not an absolute path here", "home")
     return os.path.normpath(home)
 
 
@@ -284,22 +284,22 @@ def _remove_synced(state: str) -> None:
     """Remove the files that were synced and are as they were put; what a job has changed or added is its result."""
     # As above.
     from podway_agent.place import Place  # type: ignore[import-not-found]
-    from podway_agent.records import Record, mark_of  # type: ignore[import-not-found]
+    from podway_agent.records import AppliedRecord, fingerprint_of  # type: ignore[import-not-found]
 
     applied = os.path.join(state, "applied")
     for name in os.listdir(applied) if os.path.isdir(applied) else ():
         if not name.endswith(".json"):
             continue
         with open(os.path.join(applied, name), "rb") as file:
-            record = Record.decode(file.read())
+            record = AppliedRecord.decode(file.read())
         try:
             place = Place(record.base)
         except OSError:
             continue  # the tree is gone
         with place:
-            for path, (_, mark) in record.files.items():
+            for path, (_, fingerprint) in record.files.items():
                 found = place.stat(path)
-                if found is not None and mark is not None and list(mark_of(found)) == list(mark):
+                if found is not None and fingerprint is not None and list(fingerprint_of(found)) == list(fingerprint):
                     place.remove_file(path)
             for path, (kind, _, target) in sorted(record.others.items(), reverse=True):
                 if kind != "dir" and place.link_target(path) == target:
@@ -390,7 +390,7 @@ def main() -> None:
     began = time.monotonic()
     try:
         reply = _answer()
-    except Refused as error:
+    except MachineRefused as error:
         reply = {"error": str(error), "code": error.code}
     except subprocess.TimeoutExpired:
         reply = {"error": f"the agent did not start within {START_S:g} s", "code": "agent"}

@@ -47,7 +47,7 @@ class Cloud:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
-    def rule(self, idle_s: float = 0.3, silence_s: float = 0.4, **more: Any) -> dict[str, Any]:
+    def policy(self, idle_s: float = 0.3, silence_s: float = 0.4, **more: Any) -> dict[str, Any]:
         calls = [{"method": "DELETE", "url": f"{self.url}/nodes/{n}"} for n in (1, 0)]
         return {"idle_s": idle_s, "silence_s": silence_s, "token_url": f"{self.url}/token", "calls": calls, **more}
 
@@ -70,7 +70,7 @@ BOTH = [("DELETE", "/nodes/1", "Bearer of-the-machine"), ("DELETE", "/nodes/0", 
 
 
 def test_idle_and_alone_it_leaves_once(host: Host, cloud: Cloud) -> None:
-    assert host.call("rest", rule=cloud.rule())["resting"]
+    assert host.call("idle_shutdown", policy=cloud.policy())["armed"]
     until(lambda: len(cloud.asked) == 2)
     time.sleep(0.5)  # long enough for a second look
     assert cloud.asked == BOTH
@@ -79,7 +79,9 @@ def test_idle_and_alone_it_leaves_once(host: Host, cloud: Cloud) -> None:
 def test_a_server_that_is_heard_keeps_it(host: Host, cloud: Cloud) -> None:
     until_then = time.monotonic() + 3.5
     while time.monotonic() < until_then:
-        host.call("rest", rule=cloud.rule(silence_s=2.5))  # longer than this test may be held up between two calls
+        host.call(
+            "idle_shutdown", policy=cloud.policy(silence_s=2.5)
+        )  # longer than this test may be held up between two calls
         time.sleep(0.05)
     assert cloud.asked == []
     until(lambda: cloud.asked == BOTH)
@@ -88,7 +90,7 @@ def test_a_server_that_is_heard_keeps_it(host: Host, cloud: Cloud) -> None:
 def test_a_job_keeps_it(host: Host, cloud: Cloud) -> None:
     host.start("mkfifo gate; echo up; read < gate")
     host.printed(b"up\n")
-    host.call("rest", rule=cloud.rule())
+    host.call("idle_shutdown", policy=cloud.policy())
     time.sleep(1.0)
     assert cloud.asked == []
     (host.home / "gate").write_text("go\n")
@@ -96,9 +98,9 @@ def test_a_job_keeps_it(host: Host, cloud: Cloud) -> None:
 
 
 def test_a_shell_keeps_it_where_the_rule_counts_them(host: Host, cloud: Cloud) -> None:
-    shell = subprocess.Popen(["sleep", "100"], env={**os.environ, processes.JOB_MARK: "c0ffee-shell"})
+    shell = subprocess.Popen(["sleep", "100"], env={**os.environ, processes.JOB_ID_VARIABLE: "c0ffee-shell"})
     try:
-        host.call("rest", rule=cloud.rule(shell="c0ffee-shell"))
+        host.call("idle_shutdown", policy=cloud.policy(shell="c0ffee-shell"))
         time.sleep(1.0)
         assert cloud.asked == []
     finally:
@@ -108,21 +110,21 @@ def test_a_shell_keeps_it_where_the_rule_counts_them(host: Host, cloud: Cloud) -
 
 
 def test_no_rule_no_leaving(host: Host, cloud: Cloud) -> None:
-    host.call("rest", rule=cloud.rule(idle_s=2.0))
-    assert not host.call("rest", rule=None)["resting"]
+    host.call("idle_shutdown", policy=cloud.policy(idle_s=2.0))
+    assert not host.call("idle_shutdown", policy=None)["armed"]
     time.sleep(2.5)
     assert cloud.asked == []
 
 
 def test_the_rule_outlives_the_agent(host: Host, cloud: Cloud) -> None:
-    host.call("rest", rule=cloud.rule(idle_s=0.8, silence_s=0.8))
+    host.call("idle_shutdown", policy=cloud.policy(idle_s=0.8, silence_s=0.8))
     host.restart()
     until(lambda: cloud.asked == BOTH)
 
 
 def test_a_refused_call_is_not_followed_by_the_next(host: Host, cloud: Cloud) -> None:
     cloud.status = 403
-    host.call("rest", rule=cloud.rule())
+    host.call("idle_shutdown", policy=cloud.policy())
     until(lambda: cloud.asked)
     time.sleep(0.5)
     assert cloud.asked == BOTH[:1]
@@ -144,6 +146,6 @@ def test_a_refused_call_is_not_followed_by_the_next(host: Host, cloud: Cloud) ->
 )
 def test_a_rule_that_makes_no_sense_is_refused(host: Host, cloud: Cloud, change: dict[str, Any]) -> None:
     with pytest.raises(Refusal):
-        host.call("rest", rule={**cloud.rule(), **change})
+        host.call("idle_shutdown", policy={**cloud.policy(), **change})
     with pytest.raises(Refusal):
-        host.call("rest", rule="now")
+        host.call("idle_shutdown", policy="now")
