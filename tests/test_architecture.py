@@ -24,6 +24,7 @@ LAYERS = {
         "files",
         "home",
         "order",
+        "provider_table",
         "quantities",
         "catalog",
         "task",

@@ -11,9 +11,9 @@ from podway.control import heartbeat
 from podway.control.heartbeat import TOLD_IN_SILENCE, Heartbeat, rest_rule, silence
 from podway.control.records import Cluster, ClusterState, shell_key
 from podway.order import Order
-from podway.providers import Call, Farewell
+from podway.providers import HttpCall, SelfTeardown
 from podway.providers.gcp.render import Site, render
-from podway.providers.gcp.self_teardown import farewell
+from podway.providers.gcp.self_teardown import self_teardown
 from podway.providers.gcp.settings import Settings
 from podway.providers.local.provider import LocalProvider
 from podway.task.task import Autostop
@@ -21,11 +21,11 @@ from tests.control.samples import cluster, hosts
 
 REST = Autostop(idle_minutes=10, down=True)
 UP = cluster(state=ClusterState.UP, hosts=hosts(), up_since=1.0, autostop=REST)
-WAY = Farewell(token_url="http://169.254.169.254/token", calls=(Call(method="DELETE", url="https://x/n"),))
+WAY = SelfTeardown(token_url="http://169.254.169.254/token", calls=(HttpCall(method="DELETE", url="https://x/n"),))
 
 
 class WithAWay(LocalProvider):
-    def farewell(self, name: str, order: Order, *, down: bool) -> Farewell:  # type: ignore[override]
+    def self_teardown(self, name: str, order: Order, *, down: bool) -> SelfTeardown:  # type: ignore[override]
         return WAY
 
 
@@ -80,7 +80,7 @@ PLACE = {"provider": "gcp", "accelerator_type": "v6e-8", "zone": "us-east5-b", "
 
 def calls(down: bool, **changes: Any) -> list[str] | None:
     order = Order(**{**PLACE, **changes})
-    found = farewell(render("demo", order, SITE), order, down=down)
+    found = self_teardown(render("demo", order, SITE), order, down=down)
     return None if found is None else [f"{call.method} {call.url}" for call in found.calls]
 
 

@@ -9,7 +9,7 @@ from podway.control.records import ClusterState
 from podway.control.store import Store, open_store, sqlite_url
 from podway.control.strays import HISTORY, Strays
 from podway.errors import ProviderError, UserError
-from podway.providers import Found, Provider
+from podway.providers import OwnedResource, Provider
 from podway.providers.local.provider import LocalProvider
 from tests.control.samples import cluster
 
@@ -51,9 +51,9 @@ def test_found_told_once_and_purged(tmp_path: Path, store: Store) -> None:
 
 def test_a_cluster_made_while_we_look_is_no_stray(tmp_path: Path, store: Store) -> None:
     class Slow(LocalProvider):
-        async def found(self) -> list[Found]:
+        async def list_resources(self) -> list[OwnedResource]:
             left_behind(tmp_path, "demo")
-            found = await super().found()
+            found = await super().list_resources()
             store.add_cluster(cluster())
             return found
 

@@ -101,7 +101,7 @@ async def greet(provider: GcpProvider, seen: Observation) -> list[str]:
     """The agents' own words for where they are."""
     homes = []
     for host in seen.hosts:
-        link = AgentLink(provider.opener(host))
+        link = AgentLink(provider.connect(host))
         homes.append((await link.call("hello")).fields["home"])
         link.close()
     return homes
@@ -118,7 +118,7 @@ def test_several_slices_are_one_queued_resource_and_hosts_go_slice_by_slice(gcp:
         assert len({host.address for host in seen.hosts}) == 8
         assert len({host.tpu_name for host in seen.hosts}) == 2
         assert len(await greet(gcp, seen)) == 8
-        found = await gcp.found()
+        found = await gcp.list_resources()
         assert sorted(one.kind for one in found) == ["node", "node", "queued resource"]
         shown = [said for one in found if one.kind == "node" for said in gcp.cloud.guest_attributes(one.name)]
         pinned = gcp.hosts.connections.pins.path.read_text()
@@ -171,7 +171,7 @@ def test_a_legacy_tpu_node_has_a_host_vm_that_knows_its_name(gcp: GcpProvider, c
         request = gcp.render("c", wanted)
         seen = await until(gcp, request, "ready")
         assert len(seen.hosts) == 1
-        node = next(one for one in await gcp.found() if one.kind == "tpu node")
+        node = next(one for one in await gcp.list_resources() if one.kind == "tpu node")
         assert seen.hosts[0].tpu_name == node.name.rpartition("/")[2]
         assert len(await greet(gcp, seen)) == 1
         assert gcp.refuse_stop(wanted) is None
@@ -221,7 +221,7 @@ def test_a_disk_larger_than_the_boot_disk_is_where_jobs_live(gcp: GcpProvider, c
         assert int(shown.out) > 110
         halt = "kill -9 $(cat /mnt/podway/.podway/agent.pid) && umount -l /mnt/podway"  # as a restart leaves it
         assert (await gcp.hosts.connections.run(endpoint, halt)).code == 0
-        await gcp.reach(seen.hosts[0])
+        await gcp.ensure_agent(seen.hosts[0])
         shown = await gcp.hosts.connections.run(endpoint, "mountpoint /mnt/podway")
         assert shown.code == 0
         await gone(gcp, "c")
@@ -451,7 +451,7 @@ def test_a_start_without_capacity_says_why_and_is_tried_again(gcp: GcpProvider, 
 def test_a_node_that_somebody_deleted_is_noticed_and_its_rule_goes_too(gcp: GcpProvider, cloud: Running) -> None:
     async def life() -> None:
         await until(gcp, gcp.render("c", order("v6e-1", ports=("80",))), "ready")
-        node = next(one for one in await gcp.found() if one.kind == "node")
+        node = next(one for one in await gcp.list_resources() if one.kind == "node")
         await gcp.purge(node)
         async with asyncio.timeout(20):
             while (seen := await gcp.observe("c")).condition in ("ready", "deleting"):

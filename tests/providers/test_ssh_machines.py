@@ -20,6 +20,7 @@ from podway.hosts.ssh import remote
 from podway.hosts.sync import sync
 from podway.hosts.tree import scan
 from podway.order import Order
+from podway.providers import refuse_stop, stoppable
 from podway.providers.ssh.provider import SshProvider
 from podway.sandbox.hosts import make_hosts, make_key, pool_text, why_no_hosts
 from podway.sandbox.hosts.netns import NetnsHosts, why_no_namespaces
@@ -77,8 +78,8 @@ def test_agent_is_copied_once_and_started_again(lab: NetnsHosts, tmp_path: Path)
         agent = "/root/.podway/agent-*.pyz"
         before = lab.run(1, f"stat -c '%i %n' {agent}")
         lab.run(1, "pkill -KILL -x podway-agent; rm -f /tmp/podway-lease-*")  # as after a power cut with /tmp in memory
-        await provider.reach(host)
-        link = AgentLink(provider.opener(host))
+        await provider.ensure_agent(host)
+        link = AgentLink(provider.connect(host))
         assert (await link.call("hello")).fields["home"] == "/root"
         link.close()
         assert lab.run(1, f"stat -c '%i %n' {agent}") == before
@@ -279,7 +280,7 @@ def test_hosts_without_root_do_as_well(tmp_path: Path) -> None:
 
 async def output_of(provider: SshProvider, host: Any, script: str) -> str:
     """What a job prints."""
-    link = AgentLink(provider.opener(host))
+    link = AgentLink(provider.connect(host))
     try:
         await link.call("start", job="j", phase="run", script=script, cwd="~")
         deadline = time.monotonic() + 20
@@ -332,7 +333,7 @@ def test_a_tree_is_sent_once_and_passed_on(lab: NetnsHosts, tmp_path: Path) -> N
     async def run() -> None:
         await provider.submit(provider.render("a", order))
         hosts = (await provider.observe("a")).hosts
-        links = [AgentLink(provider.opener(host), address=host.address) for host in hosts]
+        links = [AgentLink(provider.connect(host), address=host.address) for host in hosts]
         blobs = BlobStore(tmp_path / "blobs")
         manifest = scan_into(source, blobs)
         report = await sync(links, manifest, "~/data", blobs)
@@ -387,9 +388,9 @@ def test_a_machine_out_of_reach_holds_up_the_end_until_it_is_let_go(lab: NetnsHo
 
 def test_stop_is_refused_with_the_reason(tmp_path: Path) -> None:
     provider = provider_of(tmp_path, "hosts: [a]\n")
-    assert "machines of your own" in (provider.refuse_stop(PAIR) or "")
+    assert "machines of your own" in (refuse_stop(provider, PAIR) or "")
     with pytest.raises(UserError, match="does not switch off"):
-        asyncio.run(provider.stop("a"))
+        stoppable(provider)
 
 
 def test_pools_too_small_are_refused_before_anything_is_done(tmp_path: Path) -> None:
@@ -401,6 +402,7 @@ def test_pools_too_small_are_refused_before_anything_is_done(tmp_path: Path) -> 
 DRIVER = """
 import asyncio, sys
 from pathlib import Path
+from podway.providers import refuse_stop, stoppable
 from podway.providers.ssh.provider import SshProvider
 from tests.providers.test_ssh_machines import PAIR
 provider = SshProvider(Path(sys.argv[1]))

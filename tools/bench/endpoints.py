@@ -28,13 +28,13 @@ from typing import Any
 
 import msgspec
 
-from podway import providers
 from podway.decoding import from_json
 from podway.errors import UserError
 from podway.hosts.agent import wire
 from podway.hosts.link import Opener, Reader, Writer
 from podway.order import Host, Order
-from podway.providers import Farewell, Found, Observation, Offer, Provider, Request, Shell, Step
+from podway.provider_table import ProviderRow, register
+from podway.providers import Observation, Offer, Provider, Request, Step
 from podway.server.client import Client
 from podway.server.main import main as serve_podway
 from podway.task.task import Accelerator, Resources, Task
@@ -56,13 +56,10 @@ class EndpointsProvider:
     """See the module docstring; each verb's contract is in `podway.providers.Provider`."""
 
     name = "endpoints"
-    simulated = True
-    honours: frozenset[str] = frozenset()
 
     def __init__(self, root: Path) -> None:
         self.sockets = root / "endpoints" / "sockets"
         self.clusters = root / "endpoints" / "clusters"
-        self.owner = "endpoints"
 
     def offers(self, resources: Resources, slices: int) -> list[Offer]:
         """As many as are asked for, for nothing."""
@@ -107,50 +104,22 @@ class EndpointsProvider:
             return Observation(condition="absent")
         return Observation(condition="ready", hosts=tuple(_hosts(place)))
 
-    async def stop(self, name: str) -> None:
-        """Refused: there is nothing that could be started again."""
-        raise UserError(f"cluster {name} cannot be stopped: endpoints keep nothing", f"podway down {name}")
-
-    async def start(self, name: str) -> None:
-        """Nothing to do: they are never stopped."""
-
     async def destroy(self, name: str) -> None:
         """Give the endpoints back."""
         (self.clusters / name).unlink(missing_ok=True)
 
-    async def found(self) -> list[Found]:
-        """Every cluster there is."""
-        names = sorted(path.name for path in self.clusters.iterdir()) if self.clusters.is_dir() else []
-        return [Found(cluster=name, owner=self.owner, kind="endpoints", name=name, condition="ready") for name in names]
-
-    async def purge(self, found: Found) -> None:
-        """The whole cluster goes."""
-        await self.destroy(found.cluster)
-
-    def refuse_stop(self, order: Order) -> str | None:
-        """Always: they keep nothing."""
-        return "endpoints keep nothing"
-
-    def farewell(self, name: str, order: Order, *, down: bool) -> Farewell | None:
-        """None: they cost nothing."""
-        return None
-
-    async def reach(self, host: Host) -> None:
+    async def ensure_agent(self, host: Host) -> None:
         """They answer, or they are gone."""
-        _, writer = await self.opener(host)()
+        _, writer = await self.connect(host)()
         writer.close()
 
-    def opener(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Opener:
         """A stream to the endpoint's socket."""
 
         async def opener() -> tuple[Reader, Writer]:
             return await asyncio.open_unix_connection(host.home)
 
         return opener
-
-    def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
-        """Refused: nobody is there."""
-        raise UserError("an endpoint has no shell", "use a real provider")
 
 
 def _hosts(place: Path) -> list[Host]:
@@ -358,7 +327,7 @@ def main(argv: list[str]) -> int:
     if argv[0] == "serve":
         asyncio.run(listen(Path(argv[1]), int(argv[2])))
         return 0
-    providers.PROVIDERS["endpoints"] = "tools.bench.endpoints"
+    register(ProviderRow(name="endpoints", opens="tools.bench.endpoints:open_provider", simulated=True))
     return serve_podway(argv[1:])
 
 

@@ -30,7 +30,7 @@ from podway.control.secret_box import SecretBox
 from podway.control.store import Stale, Store
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
-from podway.providers import Observation, Provider
+from podway.providers import Observation, Provider, stoppable
 
 PATIENCE_S = 2.0  # between tries of an action that failed
 LOOK_S = 5.0  # between looks at hosts that run jobs: they may be preempted
@@ -118,9 +118,9 @@ class Controller:
             case "start":
                 if self._last[1] == 0:
                     await self._event("Starting the hosts again", kind="progress")
-                await provider.start(cluster.name)
+                await stoppable(provider).start(cluster.name)
             case "stop":
-                await provider.stop(cluster.name)
+                await stoppable(provider).stop(cluster.name)
                 crash.point("stop.after-stop")
             case "destroy":
                 crash.point("down.before-destroy")

@@ -1,6 +1,6 @@
 """What of a task a provider does not do: refused when ignoring it would be wrong, noted by name otherwise. Pure.
 
-A provider says in `honours` which of these it does for real; nothing a task asks for is dropped without a word.
+A provider says in `capabilities` which of these it does for real; nothing a task asks for is dropped without a word.
 """
 
 import msgspec
@@ -16,19 +16,19 @@ class Remarks(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def remarks(task: Task, honours: frozenset[str], *, simulated: bool, setup: bool = True) -> Remarks:
+def remarks(task: Task, capabilities: frozenset[str], *, simulated: bool, setup: bool = True) -> Remarks:
     """Judge a task against what a provider does, and against what Podway does for a job that brings no `setup`."""
-    refusal = _bucket_refusal(task, honours) or _volume_refusal(task, honours)
+    refusal = _bucket_refusal(task, capabilities) or _volume_refusal(task, capabilities)
     if refusal is None and simulated:
         refusal = _path_refusal(task)
-    return Remarks(refusal=refusal, notes=tuple(_notes(task, honours, simulated, setup)))
+    return Remarks(refusal=refusal, notes=tuple(_notes(task, capabilities, simulated, setup)))
 
 
-def _bucket_refusal(task: Task, honours: frozenset[str]) -> UserError | None:
+def _bucket_refusal(task: Task, capabilities: frozenset[str]) -> UserError | None:
     """Mounts take a host of its own; copies come by way of the server, to any host."""
     for mount in task.file_mounts:
         source = mount.source
-        if isinstance(source, Bucket) and source.mode != "COPY" and "buckets" not in honours:
+        if isinstance(source, Bucket) and source.mode != "COPY" and "buckets" not in capabilities:
             return UserError(
                 f"file_mounts {mount.target}: {source.uri} cannot be mounted here: these hosts share this machine's root",
                 "use mode: COPY, or a provider with hosts of their own (gcp, ssh)",
@@ -36,9 +36,9 @@ def _bucket_refusal(task: Task, honours: frozenset[str]) -> UserError | None:
     return None
 
 
-def _volume_refusal(task: Task, honours: frozenset[str]) -> UserError | None:
+def _volume_refusal(task: Task, capabilities: frozenset[str]) -> UserError | None:
     for volume in task.volumes:
-        if not volume.optional and "volumes" not in honours:
+        if not volume.optional and "volumes" not in capabilities:
             return UserError(
                 f"volumes: {volume.name or volume.instance_path} cannot be attached at {volume.path} here",
                 "use a provider that has volumes, or sync the files with file_mounts",
@@ -56,16 +56,16 @@ def _path_refusal(task: Task) -> UserError | None:
     return None
 
 
-def _notes(task: Task, honours: frozenset[str], simulated: bool, setup: bool) -> list[str]:
+def _notes(task: Task, capabilities: frozenset[str], simulated: bool, setup: bool) -> list[str]:
     notes = []
     images = sorted({resources.image for resources in task.resources if resources.image})
-    if images and "image" not in honours:
+    if images and "image" not in capabilities:
         notes.append(f"image {', '.join(images)} is not used here: the task runs in the hosts' own environment")
-    if task.python and "python" not in honours:
+    if task.python and "python" not in capabilities:
         notes.append(f"python {task.python} is not installed here: the task runs with the hosts' own python3")
-    if any(resources.disk_gb for resources in task.resources) and "disk" not in honours:
+    if any(resources.disk_gb for resources in task.resources) and "disk" not in capabilities:
         notes.append("disk_size has no effect here: the hosts have the disks they have")
-    if task.priority and "priority" not in honours:
+    if task.priority and "priority" not in capabilities:
         notes.append("priority has no effect: the queue of a cluster is first come, first served")
     if task.recovery is not None and not setup:
         notes.append(
@@ -73,7 +73,7 @@ def _notes(task: Task, honours: frozenset[str], simulated: bool, setup: bool) ->
         )
     if any(isinstance(mount.source, Bucket) and not mount.source.persistent for mount in task.file_mounts):
         notes.append("persistent: false has no effect: Podway never deletes a bucket")
-    if task.service is not None and "replicas" not in honours:
+    if task.service is not None and "replicas" not in capabilities:
         notes.append(f"the service runs as one replica, on port {task.service.port} of its hosts")
     if simulated and any(resources.spot != "no" for resources in task.resources):
         notes.append("spot has no effect: a simulated slice is never preempted")

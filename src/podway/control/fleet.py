@@ -8,6 +8,7 @@ from podway.control.records import Cluster
 from podway.errors import ProviderError
 from podway.hosts.link import AgentLink
 from podway.order import Host
+from podway.provider_table import row_of
 from podway.providers import Provider
 
 RETRY_S = 0.5
@@ -23,7 +24,7 @@ class HostSession:
     def __init__(self, provider: Provider, host: Host) -> None:
         self.provider = provider
         self.host = host
-        self.link = AgentLink(provider.opener(host), address=host.address)
+        self.link = AgentLink(provider.connect(host), address=host.address)
 
     async def call(self, op: str, *, body: bytes = b"", patience: float = 10.0, **fields: Any) -> dict[str, Any]:
         """Call the agent; when it is gone, have the provider bring it back, for as long as `patience`."""
@@ -36,7 +37,7 @@ class HostSession:
                 if not error.transient or time.monotonic() >= deadline:
                     raise
             try:
-                await self.provider.reach(self.host)
+                await self.provider.ensure_agent(self.host)
             except ProviderError:
                 await asyncio.sleep(RETRY_S)
 
@@ -46,6 +47,7 @@ class Fleet:
 
     def __init__(self, provider: Provider, cluster: Cluster, cache_dir: str = "") -> None:
         self.provider = provider
+        self.row = row_of(provider.name)
         self.cluster = cluster.name
         self.hosts = cluster.hosts
         self.sessions = [HostSession(provider, host) for host in cluster.hosts]

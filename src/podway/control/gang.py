@@ -151,7 +151,7 @@ class Gang:
 
     def _buckets(self) -> Attachment:
         links = [session.link for session in self.fleet.sessions]
-        on_hosts = "own-identity" in self.fleet.provider.honours
+        on_hosts = "own-identity" in self.fleet.row.capabilities
         return Attachment(self.job.task.file_mounts, links, on_hosts=on_hosts)
 
     async def _phase(self, phase: str) -> Exit | None:
@@ -193,7 +193,7 @@ class Gang:
 
     async def _mirror(self) -> None:
         """Keep copying the output from hosts that may vanish with it."""
-        if self.fleet.provider.simulated and self.job.task.recovery is None:
+        if self.fleet.row.simulated and self.job.task.recovery is None:
             return
         while True:
             began = time.monotonic()
@@ -412,7 +412,7 @@ class Gang:
             task=self.job.task,
             order=self.cluster.order,
             hosts=self.fleet.hosts,
-            simulated=self.fleet.provider.simulated,
+            simulated=self.fleet.row.simulated,
             user=self.job.user,
             submitted=self.job.submitted,
             cache_dir=self.fleet.cache_dir,

@@ -1,7 +1,7 @@
 """Tells a cluster's head host its rest rule, and again and again that a server is there.
 
 While it is told, the server enforces autostop. When it has not been told for a while, the head does it by itself, where the
-provider has a way for it (`Provider.farewell`, hosts/agent/rest.py).
+provider has a way for it (`SupportsSelfTeardown`, hosts/agent/rest.py).
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import msgspec
 from podway.control.fleet import HostSession
 from podway.control.records import Cluster, ClusterState, shell_key
 from podway.errors import ProviderError
-from podway.providers import Provider
+from podway.providers import Provider, SupportsSelfTeardown
 
 LEAST_SILENCE_S, MOST_SILENCE_S = 30.0, 600.0
 IDLE_S = 30.0
@@ -57,8 +57,10 @@ def silence(cluster: Cluster) -> float:
 def rest_rule(provider: Provider, cluster: Cluster) -> dict[str, Any] | None:
     """What the head is told; None where there is no rule, or no way to follow it."""
     rest = cluster.autostop
-    way = provider.farewell(cluster.name, cluster.order, down=rest.down) if rest is not None else None
-    if rest is None or way is None:
+    if rest is None or not isinstance(provider, SupportsSelfTeardown):
+        return None
+    way = provider.self_teardown(cluster.name, cluster.order, down=rest.down)
+    if way is None:
         return None
     return {
         "idle_s": rest.idle_minutes * 60,

@@ -17,6 +17,7 @@ from podway.control.failover import Place, Record, after_loss, backoff, ranked, 
 from podway.control.records import Attempt, Cluster, ClusterState, Job
 from podway.control.recovery import is_patient
 from podway.order import Order
+from podway.provider_table import row_of
 from podway.providers import Observation
 
 ATTEMPTS_KEPT = 100
@@ -137,7 +138,7 @@ def what(cluster: Cluster) -> str:
     kind = order.accelerator_type or "CPU host"
     many = f"{order.slices} x {kind}" if order.slices > 1 else kind
     zones = " or ".join(order.zones) or order.zone or ""
-    where = "simulated on this machine" if order.provider == "local" else f"{order.provider} {zones}".strip()
+    where = "simulated on this machine" if row_of(order.provider).simulated else f"{order.provider} {zones}".strip()
     return f"{many} ({order.hosts} host{'s' if order.hosts > 1 else ''}, {where}{', spot' if order.spot else ''})"
 
 

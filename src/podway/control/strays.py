@@ -19,7 +19,8 @@ import msgspec
 from podway.control.records import Event
 from podway.control.store import Store
 from podway.errors import ProviderError, UserError
-from podway.providers import PROVIDERS, Found, Provider
+from podway.provider_table import provider_rows
+from podway.providers import OwnedResource, Provider, SupportsListing
 
 EVERY_S = 900.0
 FIRST_S = 5.0  # after the start, when the controllers have taken up their clusters
@@ -33,7 +34,7 @@ log = logging.getLogger("podway.strays")
 class Look(msgspec.Struct, frozen=True, kw_only=True):
     """What one look at the providers found: (provider, resource) pairs, and why a provider could not be asked."""
 
-    strays: tuple[tuple[str, Found], ...] = ()
+    strays: tuple[tuple[str, OwnedResource], ...] = ()
     unasked: dict[str, str] = {}
 
 
@@ -49,7 +50,7 @@ class Strays:
 
     def look_now(self) -> Look:
         """Ask every provider there is."""
-        return self._wait(self.look(tuple(PROVIDERS)))
+        return self._wait(self.look(tuple(provider_rows())))
 
     def purge_now(self) -> Look:
         """Delete every stray; what is left."""
@@ -72,12 +73,14 @@ class Strays:
         """Ask these providers. A provider that was never used here and is not set up is not worth a word."""
         used = await asyncio.to_thread(self.store.providers_used)
         known = await self._known()
-        strays: list[tuple[str, Found]] = []
+        strays: list[tuple[str, OwnedResource]] = []
         unasked: dict[str, str] = {}
         for name in names:
             try:
                 provider = await asyncio.to_thread(self.provider, name)  # it may have to be imported first
-                strays += [(name, found) for found in await provider.found() if found.owner == provider.owner]
+                if isinstance(provider, SupportsListing):
+                    listed = await provider.list_resources()
+                    strays += [(name, found) for found in listed if found.owner == provider.owner]
             except UserError as error:
                 if name in used:
                     unasked[name] = error.what
@@ -91,18 +94,20 @@ class Strays:
 
     async def purge(self) -> Look:
         """Delete them, again and again until nothing is left or the time is over."""
-        look = await self.look(tuple(PROVIDERS))
+        look = await self.look(tuple(provider_rows()))
         until = time.monotonic() + PURGE_S
         errors: dict[str, str] = {}
         while look.strays and time.monotonic() < until:
             errors = {}
             for name, found in look.strays:
                 try:
-                    await self.provider(name).purge(found)
+                    provider = self.provider(name)
+                    if isinstance(provider, SupportsListing):
+                        await provider.purge(found)
                 except (ProviderError, UserError, OSError) as error:
                     errors[name] = f"{found.name}: {error}"
             await asyncio.sleep(0.2 if not errors else 2.0)
-            look = await self.look(tuple(PROVIDERS))
+            look = await self.look(tuple(provider_rows()))
         return msgspec.structs.replace(look, unasked={**look.unasked, **errors})
 
     async def _known(self) -> set[tuple[str, str]]:

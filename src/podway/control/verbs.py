@@ -23,7 +23,8 @@ from podway.errors import UserError
 from podway.hosts.manifest import FileTree
 from podway.launch_options import LaunchRequest
 from podway.order import Order
-from podway.providers import Offer, Provider, Request
+from podway.provider_table import row_of
+from podway.providers import Offer, Provider, Request, refuse_stop
 from podway.task.task import Autostop, Task, without_secrets
 
 NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$")
@@ -159,7 +160,7 @@ class Control:
     def stop(self, name: str) -> Cluster:
         """Stop the hosts, keep their disks."""
         cluster = self._live(name)
-        refusal = self.provider(cluster.order.provider).refuse_stop(cluster.order)
+        refusal = refuse_stop(self.provider(cluster.order.provider), cluster.order)
         if refusal:
             raise UserError(
                 f"cluster {name} cannot be stopped: {refusal}", f"take it down instead: podway down {name}", status=409
@@ -192,7 +193,7 @@ class Control:
         cluster = self._live(name)
         text = "autostop off" if autostop is None else f"autostop after {autostop.idle_minutes:g} idle min"
         if autostop is not None and not autostop.down:
-            refusal = self.provider(cluster.order.provider).refuse_stop(cluster.order)
+            refusal = refuse_stop(self.provider(cluster.order.provider), cluster.order)
             if refusal:
                 raise UserError(f"cluster {name} cannot be stopped: {refusal}", "use autostop with --down", status=409)
         cluster = self._change(cluster, text, autostop=autostop, active_at=time.time())
@@ -261,8 +262,8 @@ class Control:
 
     def _judge(self, task: Task, name: str, *, setup: bool = True) -> tuple[str, ...]:
         """Refuse what the provider must not ignore; what it may, as notes."""
-        provider = self.provider(name)
-        found = remarks(task, provider.honours, simulated=provider.simulated, setup=setup)
+        row = row_of(name)
+        found = remarks(task, row.capabilities, simulated=row.simulated, setup=setup)
         if found.refusal is not None:
             raise found.refusal
         return found.notes

@@ -1,23 +1,26 @@
-"""What every provider does, and the table of them.
+"""What every provider does, and how one is opened.
 
 A provider turns an `Order` into a `Request` (pure; `--dryrun` prints it), submits it, and from then on answers for it by
 the cluster's name alone, so that a server that was killed finds again what it had begun. Every verb is idempotent and
 returns at once: submit twice is one cluster, destroy of a missing one is silence, slow things are seen by `observe`.
 
-A provider is one file and one row below; it is imported only when it is named.
+`Provider` is what every one of them implements. What only some can do is a protocol of its own, asked for with `isinstance`:
+`SupportsStop`, `SupportsListing`, `SupportsSelfTeardown`, `SupportsShell`.
+
+A provider is one package and one row in `podway.provider_table`; it is imported only when it is named.
 """
 
-import importlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from podway.errors import UserError
-from podway.extras import EXTRAS, explain
+from podway.extras import explain
 from podway.hosts.link import Opener
 from podway.order import Host, Order
+from podway.provider_table import find_row, load, row_of, unknown_provider
 from podway.task.task import Resources
 
 
@@ -65,11 +68,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: bool = False  # failed here, but another zone or offer may do: stock-out, quota, a queue that expired
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class OwnedResource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One resource that carries Podway's mark, whether or not any row knows it."""
 
     cluster: str
-    owner: str  # which Podway made it; `Provider.owner` is this one
+    owner: str  # which Podway made it; `SupportsListing.owner` is this one
     kind: str  # in the provider's words: "node", "queued resource", "disk", "firewall rule", "simulated slice"
     name: str
     zone: str | None = None
@@ -79,18 +82,18 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hourly_cost: float | None = None  # None: no price is known; 0.0: it bills nothing
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
     """One plain HTTP call."""
 
     method: Literal["DELETE", "POST"]
     url: str
 
 
-class Farewell(msgspec.Struct, frozen=True, kw_only=True):
+class SelfTeardown(msgspec.Struct, frozen=True, kw_only=True):
     """How a cluster's own head host ends it while no server looks after it: these calls, with the machine's own token."""
 
     token_url: str  # of the cloud's metadata server: no host ever holds a person's credentials
-    calls: tuple[Call, ...]
+    calls: tuple[HttpCall, ...]
 
 
 class Shell(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,17 +105,11 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provider(Protocol):
-    """The verbs all providers implement for real."""
-
-    name: str
-    simulated: bool
-    # Which of image, python, disk, volumes, buckets, replicas, priority it does for real; own-identity: its hosts reach
-    # buckets as themselves.
-    honours: frozenset[str]
+    """The verbs all providers implement."""
 
     @property
-    def owner(self) -> str:
-        """Marks what this Podway makes, apart from what another one makes with the same account."""
+    def name(self) -> str:
+        """As its row in the table says."""
 
     def offers(self, resources: Resources, slices: int) -> list[Offer]:
         """Ways to get these resources here, cheapest known price first, unknown prices last."""
@@ -129,68 +126,112 @@ class Provider(Protocol):
     async def observe(self, name: str) -> Observation:
         """The cluster's condition, from the outside world and not from memory."""
 
+    async def destroy(self, name: str) -> None:
+        """Begin to delete everything the cluster ever made; silence when nothing is left."""
+
+    async def ensure_agent(self, host: Host) -> None:
+        """Make sure the host's agent runs, starting it if it does not."""
+
+    def connect(self, host: Host) -> Opener:
+        """Opens streams to the host's agent."""
+
+
+@runtime_checkable
+class SupportsStop(Protocol):
+    """Hosts that can be stopped and started again, keeping their disks."""
+
     async def stop(self, name: str) -> None:
         """Begin to stop the hosts, keeping their disks."""
 
     async def start(self, name: str) -> None:
         """Begin to start stopped hosts."""
 
-    async def destroy(self, name: str) -> None:
-        """Begin to delete everything the cluster ever made; silence when nothing is left."""
-
-    async def found(self) -> list[Found]:
-        """Every resource out there that carries Podway's mark, whoever made it."""
-
-    async def purge(self, found: Found) -> None:
-        """Begin to delete one of them; silence when it is gone already."""
-
     def refuse_stop(self, order: Order) -> str | None:
         """Why such a cluster cannot be stopped, or None when it can."""
 
-    def farewell(self, name: str, order: Order, *, down: bool) -> Farewell | None:
+
+@runtime_checkable
+class SupportsListing(Protocol):
+    """Resources that carry Podway's mark, found and deleted without any row of ours."""
+
+    @property
+    def owner(self) -> str:
+        """Marks what this Podway makes, apart from what another one makes with the same account."""
+
+    async def list_resources(self) -> list[OwnedResource]:
+        """Every resource out there that carries Podway's mark, whoever made it."""
+
+    async def purge(self, resource: OwnedResource) -> None:
+        """Begin to delete one of them; silence when it is gone already."""
+
+
+@runtime_checkable
+class SupportsSelfTeardown(Protocol):
+    """Clusters whose head host can end them while no server looks after them."""
+
+    def self_teardown(self, name: str, order: Order, *, down: bool) -> SelfTeardown | None:
         """How the head host deletes the cluster (or stops it) by itself; None where there is no way."""
 
-    async def reach(self, host: Host) -> None:
-        """Make sure the host's agent runs, starting it if it does not."""
 
-    def opener(self, host: Host) -> Opener:
-        """Opens streams to the host's agent."""
+@runtime_checkable
+class SupportsShell(Protocol):
+    """Hosts that a person can log in to."""
 
     def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
         """An interactive shell on the host, or one command there."""
 
 
-PROVIDERS = {
-    "gcp": "podway.providers.gcp.provider",
-    "local": "podway.providers.local.provider",
-    "ssh": "podway.providers.ssh.provider",
-}
+def stoppable(provider: Provider) -> SupportsStop:
+    """The provider, as one whose hosts can be stopped."""
+    if isinstance(provider, SupportsStop):
+        return provider
+    raise UserError(
+        f"{provider.name} cannot stop hosts: {row_of(provider.name).no_stop}", "take the cluster down instead"
+    )
+
+
+def refuse_stop(provider: Provider, order: Order) -> str | None:
+    """Why a cluster of this order cannot be stopped, or None when it can."""
+    return provider.refuse_stop(order) if isinstance(provider, SupportsStop) else row_of(provider.name).no_stop
 
 
 def open_provider(name: str, root: Path) -> Provider:
     """The provider of that name, with its state under `root`."""
-    if name not in PROVIDERS:
-        known = ", ".join(sorted(PROVIDERS))
-        raise UserError(f"there is no provider {name!r} in this version", f"use one of: {known}")
+    row = find_row(name)
+    if row is None or not row.opens:
+        raise unknown_provider(name)
     try:
-        make: Callable[[Path], Provider] = importlib.import_module(PROVIDERS[name]).open_provider
-    except ModuleNotFoundError as error:
-        extra = name if name in EXTRAS else ""
-        raise explain(error, f"provider {name}", extra, "on the server") or error from None
-    return make(root)
+        opens: Callable[[Path], Provider] = load(row.opens)
+        return opens(root)
+    except UserError:
+        raise
+    except Exception as error:
+        missing = explain(error, f"provider {name}", row.extra, "on the server")
+        if missing is not None:
+            raise missing from None
+        if row.opens.startswith("podway."):
+            raise
+        # Whatever somebody else's package does wrong is told, and breaks nothing else.
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"provider {name} ({row.opens}) cannot be opened: {why}", "repair or uninstall it") from None
 
 
 __all__ = [
-    "Awaitable",
-    "Call",
     "Condition",
-    "Farewell",
-    "Found",
+    "HttpCall",
     "Observation",
     "Offer",
+    "OwnedResource",
     "Provider",
     "Request",
+    "SelfTeardown",
     "Shell",
     "Step",
+    "SupportsListing",
+    "SupportsSelfTeardown",
+    "SupportsShell",
+    "SupportsStop",
     "open_provider",
+    "refuse_stop",
+    "stoppable",
 ]

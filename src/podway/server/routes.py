@@ -24,7 +24,8 @@ from podway.errors import UserError
 from podway.hosts.blobs import BlobStore
 from podway.launch import Launch
 from podway.launch_options import LaunchRequest
-from podway.providers import Provider
+from podway.provider_table import row_of
+from podway.providers import Provider, SupportsShell
 from podway.server import api, views
 from podway.task.task import Task
 
@@ -207,6 +208,8 @@ def shell(call: Call) -> api.ShellReply:
             f"cluster {found.name} has no host {rank}", f"hosts are 0 to {len(found.hosts) - 1}", status=404
         )
     host, provider = found.hosts[rank], call.services.provider(found.order.provider)
+    if not isinstance(provider, SupportsShell):
+        raise UserError(f"hosts of {provider.name} have no shell", f"use: podway run {found.name} COMMAND", status=409)
     launch = Launch(
         job=shell_key(found),
         number=0,
@@ -214,7 +217,7 @@ def shell(call: Call) -> api.ShellReply:
         task=Task(),
         order=found.order,
         hosts=found.hosts,
-        simulated=provider.simulated,
+        simulated=row_of(provider.name).simulated,
         user=call.caller.user,
         submitted=time.time(),
     )

@@ -9,6 +9,7 @@ from podway.control.records import Cluster, Event, Job
 from podway.control.strays import Look
 from podway.control.verbs import Preview
 from podway.order import Order
+from podway.provider_table import row_of
 from podway.server.api import (
     AttemptView,
     ClusterView,
@@ -31,8 +32,8 @@ def resources_text(order: Order) -> str:
 
 def infra_text(order: Order) -> str:
     """Where it is; a simulation says so."""
-    if order.provider == "local":
-        return "local (simulated)"
+    if row_of(order.provider).simulated:
+        return f"{order.provider} (simulated)"
     return "/".join(part for part in (order.provider, order.zone or order.region) if part)
 
 
@@ -49,7 +50,7 @@ def cluster_view(cluster: Cluster, open_jobs: int) -> ClusterView:
         goal=cluster.goal,
         infra=infra_text(cluster.order),
         resources=resources_text(cluster.order),
-        simulated=cluster.order.provider == "local",
+        simulated=row_of(cluster.order.provider).simulated,
         order=cluster.order,
         hosts=list(cluster.hosts),
         autostop=cluster.autostop,

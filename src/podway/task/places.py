@@ -3,11 +3,9 @@
 import re
 from typing import NoReturn
 
+from podway.provider_table import ProviderRow, broken_rows, find_row, provider_rows, provider_words
 from podway.task.fields import Field, NotHere, did_you_mean
 from podway.task.task import Placement
-
-# What a file may call a provider of Podway's.
-PROVIDERS = {"gcp": "gcp", "gke": "gke", "kubernetes": "gke", "k8s": "gke", "ssh": "ssh", "local": "local"}
 
 # Clouds that the peers know and Podway does not: refused by name, so that nobody waits for one.
 _OTHER_CLOUDS = (
@@ -22,32 +20,42 @@ _ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z][0-9]*")  # us-east5-b; AI zones
 
 def provider(field: Field, word: str) -> str:
     """Podway's name of a cloud."""
+    return _row(field, word).name
+
+
+def _row(field: Field, word: str) -> ProviderRow:
     name = word.strip().lower()
-    if name in PROVIDERS:
-        return PROVIDERS[name]
+    row = find_row(name)
+    if row is not None:
+        return row
+    if name in broken_rows():
+        raise field.error(broken_rows()[name], "repair or uninstall that package")
     if name in OTHER_CLOUDS:
-        raise NotHere(field, f"{name} has no TPUs Podway can reach", "use gcp, gke, ssh or local")
-    raise field.error(f"{field.found} is not a cloud Podway knows", did_you_mean(name, PROVIDERS))
+        raise NotHere(
+            field, f"{name} has no TPUs Podway can reach", f"use one of: {', '.join(sorted(provider_rows()))}"
+        )
+    raise field.error(f"{field.found} is not a cloud Podway knows", did_you_mean(name, provider_words()))
 
 
 def from_infra(field: Field) -> Placement:
-    """`cloud[/region[/zone]]` with `*` for any; for k8s the rest is the context, for ssh the pool."""
+    """`cloud[/region[/zone]]` with `*` for any; some providers have one word of their own there (the pool, the context)."""
     text = field.words()
     cloud, _, rest = text.partition("/")
-    where = None if cloud == "*" else provider(field, cloud)
-    if where in ("gke", "ssh"):
-        return Placement(provider=where, region=rest if rest not in ("", "*") else None)
+    row = None if cloud == "*" else _row(field, cloud)
+    if row is not None and row.place == "word":
+        return Placement(provider=row.name, region=rest if rest not in ("", "*") else None)
     parts = [None if part in ("", "*") else part for part in rest.split("/")] if rest else []
     if len(parts) > 2 or (rest and not any(parts) and "*" not in rest):
         _malformed(field)
     region, zone = (*parts, None, None)[:2]
-    return place(field, where, region, zone)
+    return place(field, row.name if row else None, region, zone)
 
 
 def place(field: Field, where: str | None, region: str | None, zone: str | None) -> Placement:
     """The three together; a zone names its region by itself."""
-    match = _ZONE.fullmatch(zone) if zone else None
-    if match and region and match[1] != region and where in (None, "gcp"):
+    row = find_row(where) if where else None
+    match = _ZONE.fullmatch(zone) if zone and (row is None or row.place == "google-zone") else None
+    if match and region and match[1] != region:
         raise field.error(f"the zone {zone} is not in the region {region}", f"leave the region out: it is {match[1]}")
     if match and not region:
         region = match[1]

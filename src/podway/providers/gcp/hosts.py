@@ -69,13 +69,13 @@ class Hosts:
                 raise answer
         return tuple(answer for answer in answers if isinstance(answer, Host))
 
-    async def reach(self, host: Host) -> None:
+    async def ensure_agent(self, host: Host) -> None:
         """Have the agent answer: it may have been killed, or the machine started anew."""
-        await self._work.reach(self.opener(host), lambda: self._start(host))
+        await self._work.ensure_agent(self.connect(host), lambda: self._start(host))
 
-    def opener(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Opener:
         """Streams to the agent's socket."""
-        return self._work.opener(self._machine(host), host.home)
+        return self._work.connect(self._machine(host), host.home)
 
     def shell(self, host: Host, env: dict[str, str], command: str | None) -> Shell:
         """The person's own ssh."""
@@ -115,7 +115,7 @@ class Hosts:
         except Held as held:
             raise ProviderError(str(held)) from None
         host = msgspec.structs.replace(host, home=claimed.home)
-        await self._work.start(machine, host, claimed, self._work.opener(machine, host.home))
+        await self._work.start(machine, host, claimed, self._work.connect(machine, host.home))
         return host
 
     def _attributes(self, node: Thing) -> list[dict[str, str]]:

@@ -22,7 +22,7 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.link import Opener
 from podway.hosts.ssh.config import config_text, include, write_config
 from podway.order import Host, Order
-from podway.providers import Farewell, Found, Observation, Offer, Request, Shell, Step
+from podway.providers import Observation, Offer, OwnedResource, Request, SelfTeardown, Shell, Step
 from podway.providers.gcp.api import EVERYWHERE, Cloud
 from podway.providers.gcp.errors import Trouble
 from podway.providers.gcp.hosts import Hosts
@@ -30,7 +30,7 @@ from podway.providers.gcp.offers import Market
 from podway.providers.gcp.records import Records
 from podway.providers.gcp.render import Site, is_queued, render
 from podway.providers.gcp.resources import KINDS, Kind, Sight, Thing, is_spot, wanted_of, zone_of
-from podway.providers.gcp.self_teardown import farewell
+from podway.providers.gcp.self_teardown import self_teardown
 from podway.providers.gcp.settings import Account
 from podway.providers.gcp.state import WAITING, Record, State, condition_of, judge
 from podway.task.task import Resources
@@ -60,8 +60,6 @@ class GcpProvider:
     """See the module docstring; each verb's contract is in `podway.providers.Provider`."""
 
     name = "gcp"
-    simulated = False
-    honours: frozenset[str] = frozenset({"disk", "buckets", "own-identity"})
 
     def __init__(self, root: Path) -> None:
         self.account = Account(root)
@@ -175,17 +173,21 @@ class GcpProvider:
         self._looks.pop(name, None)
         self._write_config()
 
-    async def found(self) -> list[Found]:
+    async def list_resources(self) -> list[OwnedResource]:
         """Everything in the project that carries Podway's mark."""
         sight = await self.cloud.aside(self._look_at_all)
-        return [_found(thing) for thing in sight.things]
+        return [_owned(thing) for thing in sight.things]
 
-    async def purge(self, found: Found) -> None:
+    async def purge(self, resource: OwnedResource) -> None:
         """Begin to delete one resource, whoever made it."""
-        kind = next((kind for kind in KINDS if kind == found.kind), None)
+        kind = next((kind for kind in KINDS if kind == resource.kind), None)
         if kind is None:
-            raise UserError(f"{found.kind!r} is not a kind of resource on Google Cloud", "see: podway status --refresh")
-        thing = Thing(kind=kind, path=found.name, zone=found.zone, state="", cluster=found.cluster, owner=found.owner)
+            raise UserError(
+                f"{resource.kind!r} is not a kind of resource on Google Cloud", "see: podway status --refresh"
+            )
+        thing = Thing(
+            kind=kind, path=resource.name, zone=resource.zone, state="", cluster=resource.cluster, owner=resource.owner
+        )
         await self._delete((thing,))
 
     def refuse_stop(self, order: Order) -> str | None:
@@ -196,17 +198,17 @@ class GcpProvider:
             return "a spot machine that is stopped may not come back"
         return None
 
-    def farewell(self, name: str, order: Order, *, down: bool) -> Farewell | None:
+    def self_teardown(self, name: str, order: Order, *, down: bool) -> SelfTeardown | None:
         """The same calls that `destroy` or `stop` begins with, for the head host to make with its own account."""
-        return farewell(self.render(name, order), order, down=down, endpoint=self.account.settings.endpoint)
+        return self_teardown(self.render(name, order), order, down=down, endpoint=self.account.settings.endpoint)
 
-    async def reach(self, host: Host) -> None:
+    async def ensure_agent(self, host: Host) -> None:
         """Have the agent answer."""
-        await self.hosts.reach(host)
+        await self.hosts.ensure_agent(host)
 
-    def opener(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Opener:
         """Streams to the agent's socket over the host's one connection."""
-        return self.hosts.opener(host)
+        return self.hosts.connect(host)
 
     def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
         """The person's own ssh, into an environment as a job has it."""
@@ -428,12 +430,12 @@ def _waits_for_disk(steps: Iterable[Step], zone: str | None, seen: dict[tuple[st
     return any(place not in seen or condition_of(seen[place]) != "ready" for place in disks)
 
 
-def _found(thing: Thing) -> Found:
+def _owned(thing: Thing) -> OwnedResource:
     cost: float | None = 0.0 if thing.kind in ("queued resource", "firewall rule") else None
     if thing.kind in ("node", "tpu node") and thing.accelerator_type:
         with contextlib.suppress(UserError):
             cost = price_of(find_slice(thing.accelerator_type), thing.zone, thing.spot)
-    return Found(
+    return OwnedResource(
         cluster=thing.cluster,
         owner=thing.owner,
         kind=thing.kind,

@@ -6,7 +6,7 @@ head itself does comes last. Disks and firewall rules go when a server is back a
 """
 
 from podway.order import Order
-from podway.providers import Call, Farewell, Request, Step
+from podway.providers import HttpCall, Request, SelfTeardown, Step
 
 TOKEN_URL = "http://169.254.169.254/computeMetadata/v1/instance/service-accounts/default/token"
 TPU, COMPUTE = "https://tpu.googleapis.com", "https://compute.googleapis.com"
@@ -25,7 +25,7 @@ STOP = {
 }
 
 
-def farewell(request: Request, order: Order, *, down: bool, endpoint: str | None = None) -> Farewell | None:
+def self_teardown(request: Request, order: Order, *, down: bool, endpoint: str | None = None) -> SelfTeardown | None:
     """The calls; None where the API cannot stop what there is."""
     paths = DELETE if down else STOP
     made = [step for step in request.steps if step.verb in DELETE and _is_here(step, order)]
@@ -33,12 +33,12 @@ def farewell(request: Request, order: Order, *, down: bool, endpoint: str | None
         return None
     made.sort(key=lambda step: list(DELETE).index(step.verb))
     calls = tuple(
-        Call(
+        HttpCall(
             method="DELETE" if down else "POST", url=_base(step, endpoint) + paths[step.verb].format(target=step.target)
         )
         for step in made
     )
-    return Farewell(token_url=TOKEN_URL, calls=calls)
+    return SelfTeardown(token_url=TOKEN_URL, calls=calls)
 
 
 def _is_here(step: Step, order: Order) -> bool:

@@ -29,7 +29,7 @@ from podway.files import write_atomically
 from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Opener, kill_local_host, local_opener, start_local_agent
 from podway.order import Host, Order
-from podway.providers import Found, Observation, Offer, Request, Shell, Step
+from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
 from podway.providers.local.environment import host_environment
 from podway.providers.local.subnets import claim_subnet, host_address, release_subnet
 from podway.task.task import Resources
@@ -46,8 +46,6 @@ class LocalProvider:
     """See the module docstring; each verb's contract is in `podway.providers.Provider`."""
 
     name = "local"
-    simulated = True
-    honours: frozenset[str] = frozenset()
 
     def __init__(self, root: Path) -> None:
         self.root = root / "local"
@@ -147,19 +145,19 @@ class LocalProvider:
         release_subnet(place)
         await asyncio.to_thread(_remove, place)
 
-    async def found(self) -> list[Found]:
+    async def list_resources(self) -> list[OwnedResource]:
         """Every directory of a cluster, with or without its request."""
         places = [place for place in self.root.iterdir() if place.is_dir()] if self.root.is_dir() else []
-        return [await self._found(place) for place in sorted(places)]
+        return [await self._owned(place) for place in sorted(places)]
 
-    async def purge(self, found: Found) -> None:
+    async def purge(self, resource: OwnedResource) -> None:
         """The whole cluster goes."""
-        await self.destroy(found.cluster)
+        await self.destroy(resource.cluster)
 
-    async def _found(self, place: Path) -> Found:
+    async def _owned(self, place: Path) -> OwnedResource:
         request = place / "request.json"
         asked = from_json(request.read_bytes(), Request).steps[0].body if request.exists() else {}
-        return Found(
+        return OwnedResource(
             cluster=place.name,
             owner=self.owner,
             kind="simulated slice",
@@ -175,13 +173,9 @@ class LocalProvider:
         """A simulated cluster can always be stopped."""
         return None
 
-    def farewell(self, name: str, order: Order, *, down: bool) -> None:
-        """None: a simulated host cannot end its own machine, which is this one; it costs nothing either."""
-        return
-
-    async def reach(self, host: Host) -> None:
+    async def ensure_agent(self, host: Host) -> None:
         """Start the agent over the home if it does not run, as a machine that came back would."""
-        link = AgentLink(self.opener(host))
+        link = AgentLink(self.connect(host))
         try:
             await link.call("hello", timeout=5.0)
         except ProviderError:
@@ -189,7 +183,7 @@ class LocalProvider:
         finally:
             link.close()
 
-    def opener(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Opener:
         """The agent's Unix socket."""
         return local_opener(Path(host.home))
 
@@ -221,7 +215,7 @@ class LocalProvider:
 
         async def start(host: Host) -> None:
             async with gate:
-                await self.reach(host)
+                await self.ensure_agent(host)
 
         await asyncio.gather(*(start(host) for host in hosts))
         write_atomically(self.root / name / "ready", b"")

@@ -106,7 +106,7 @@ class MachineWork:
         finally:
             link.close()
 
-    async def reach(self, opener: Opener, start: Callable[[], Awaitable[object]]) -> None:
+    async def ensure_agent(self, opener: Opener, start: Callable[[], Awaitable[object]]) -> None:
         """Have an agent answer at the other end of `opener`, by `start` where none does."""
         try:
             link = AgentLink(opener)
@@ -119,7 +119,7 @@ class MachineWork:
         except UserError as error:
             raise ProviderError(error.what) from None  # in the middle of a job it may pass, and the job lives on
 
-    def opener(self, machine: Machine, home: str) -> Opener:
+    def connect(self, machine: Machine, home: str) -> Opener:
         """Streams to the agent of that home, over the machine's one connection."""
         agent = remote.agent_path(home, self.digest)
         relay = shlex.join(["python3", "-S", "-E", agent, "call", "--home", home])

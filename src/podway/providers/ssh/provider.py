@@ -32,7 +32,7 @@ from podway.hosts.link import Opener
 from podway.hosts.ssh.config import config_text, include, write_config
 from podway.hosts.ssh.connections import Endpoint, SshConnections
 from podway.order import Host, Order
-from podway.providers import Found, Observation, Offer, Request, Shell, Step
+from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
 from podway.providers.ssh.machine import Claimed, Held, MachineWork, Unable, owner_of, who_am_i
 from podway.providers.ssh.pool import Machine, Pool, PoolSlice, read_inventory, read_pool
 from podway.task.task import Resources
@@ -57,8 +57,6 @@ class SshProvider:
     """See the module docstring; each verb's contract is in `podway.providers.Provider`."""
 
     name = "ssh"
-    simulated = False
-    honours: frozenset[str] = frozenset({"buckets"})
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "ssh"
@@ -156,15 +154,6 @@ class SshProvider:
         hosts = tuple(one.host for one in self._placed(name))
         return answer or Observation(condition="ready", hosts=hosts)
 
-    async def stop(self, name: str) -> None:
-        """Refused: switching off somebody's machine is not Podway's to do."""
-        raise UserError(f"cluster {name} cannot be stopped: {_NO_STOP}", f"take it down instead: podway down {name}")
-
-    async def start(self, name: str) -> None:
-        """Have the agents run again, as after a power cut."""
-        if (self.clusters / name / "ready").exists():
-            await _all([self._start_agent(one.host) for one in self._placed(name)])
-
     async def destroy(self, name: str) -> None:
         """On every machine end what runs and remove what was made; the directory here last, so that a crash is resumed."""
         place = self.clusters / name
@@ -189,18 +178,18 @@ class SshProvider:
         self._stop_looking(name)
         self._write_config()
 
-    async def found(self) -> list[Found]:
+    async def list_resources(self) -> list[OwnedResource]:
         """Every cluster that has a directory here: what was claimed, or may have been."""
         places = sorted(self.clusters.iterdir()) if self.clusters.is_dir() else []
-        return [await self._found(place) for place in places if place.is_dir()]
+        return [await self._owned(place) for place in places if place.is_dir()]
 
-    async def purge(self, found: Found) -> None:
+    async def purge(self, resource: OwnedResource) -> None:
         """The whole cluster goes: its machines are given back together."""
-        await self.destroy(found.cluster)
+        await self.destroy(resource.cluster)
 
-    async def _found(self, place: Path) -> Found:
+    async def _owned(self, place: Path) -> OwnedResource:
         request = _read(place / "request.json", Request)
-        return Found(
+        return OwnedResource(
             cluster=place.name,
             owner=self.owner,
             kind="claimed machines",
@@ -212,21 +201,13 @@ class SshProvider:
             hourly_cost=0.0,
         )
 
-    def refuse_stop(self, order: Order) -> str | None:
-        """Always: the machines are somebody's own."""
-        return _NO_STOP
-
-    def farewell(self, name: str, order: Order, *, down: bool) -> None:
-        """None: the machines are somebody's own, and stay on."""
-        return
-
-    async def reach(self, host: Host) -> None:
+    async def ensure_agent(self, host: Host) -> None:
         """Have the agent answer: it may have been killed, or the machine started anew."""
-        await self.work.reach(self.opener(host), lambda: self._start_agent(host))
+        await self.work.ensure_agent(self.connect(host), lambda: self._start_agent(host))
 
-    def opener(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Opener:
         """Streams to the agent's socket over the machine's one connection."""
-        return self.work.opener(self._machine(host), host.home)
+        return self.work.connect(self._machine(host), host.home)
 
     def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
         """The person's own ssh, with the pinned keys, into an environment as a job has it."""
@@ -289,7 +270,7 @@ class SshProvider:
             claimed = claimed or await self.work.claim(machine, host.id, self._lease(cluster))
         except Held as held:
             raise UserError(str(held), f"take the cluster down: podway down {cluster}") from None
-        await self.work.start(machine, host, claimed, self.opener(host))
+        await self.work.start(machine, host, claimed, self.connect(host))
 
     # looking
 
@@ -365,9 +346,6 @@ class SshProvider:
         if self.folder.parent == Path.home() / ".podway":
             with contextlib.suppress(OSError):  # a read-only ~/.ssh is its owner's choice
                 include(path, Path.home() / ".ssh" / "config")
-
-
-_NO_STOP = "its hosts are machines of your own, which Podway does not switch off"
 
 
 def _pool_of(request: Request) -> str:

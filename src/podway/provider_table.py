@@ -1,0 +1,167 @@
+"""The table of providers: one light row each, which says what a provider is called and needs without importing it.
+
+Task files, hints and views read rows; `podway.providers.open_provider` opens what a row names. A package of somebody else adds a row
+by an entry point of the group `podway.providers`, whose value is a `ProviderRow`:
+
+    [project.entry-points."podway.providers"]
+    lab = "podway_lab:ROW"
+
+Such packages are looked for when a name is not one of Podway's own, or when all providers are asked. One that cannot be loaded breaks
+nothing: its name is an error of one line (`broken_rows`), and everything else goes on.
+"""
+
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal
+
+import msgspec
+
+from podway.errors import UserError
+
+GROUP = "podway.providers"
+
+
+class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a provider before it is opened."""
+
+    name: str
+    opens: (
+        str  # "package.module:function", called with the Podway home; '' where this version reads the name and no more
+    )
+    aliases: tuple[str, ...] = ()  # what task files and --infra may call it as well
+    simulated: bool = False  # its slices are not real: never taken without a word, and they cost nothing
+    on_server: bool = False  # its hosts are processes of the machine that the server runs on
+    extra: str = ""  # what it needs is installed with podway[EXTRA]
+    # What follows the name in `--infra NAME/…`: a Google Cloud region and zone, a region and zone, or one word of its own
+    # (the pool, the context).
+    place: Literal["google-zone", "zone", "word"] = "zone"
+    # Which of image, python, disk, volumes, buckets, replicas, priority it does for real; own-identity: its hosts reach buckets
+    # as themselves.
+    capabilities: frozenset[str] = frozenset()
+    variables: tuple[
+        str, ...
+    ] = ()  # the environment variables it reads; a server started without them is not the same server
+    configured: str = (
+        ""  # "package.module:function" (home -> bool): whether it is set up; '' where it is taken by name only
+    )
+    no_stop: str = "its hosts cannot be stopped"  # why, for a provider that does not implement SupportsStop
+
+
+_ROWS = (
+    ProviderRow(
+        name="gcp",
+        opens="podway.providers.gcp.provider:open_provider",
+        extra="gcp",
+        place="google-zone",
+        capabilities=frozenset({"disk", "buckets", "own-identity"}),
+        variables=(
+            "PODWAY_GCP_PROJECT",
+            "PODWAY_GCP_ZONES",
+            "PODWAY_GCP_SSH_USER",
+            "PODWAY_GCP_ENDPOINT",
+            "PODWAY_GCP_GRPC",
+            "GOOGLE_CLOUD_PROJECT",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "CLOUDSDK_CONFIG",
+            "STORAGE_EMULATOR_HOST",
+        ),
+    ),
+    ProviderRow(name="gke", opens="", aliases=("kubernetes", "k8s"), place="word"),
+    ProviderRow(name="local", opens="podway.providers.local.provider:open_provider", simulated=True, on_server=True),
+    ProviderRow(
+        name="ssh",
+        opens="podway.providers.ssh.provider:open_provider",
+        extra="ssh",
+        place="word",
+        capabilities=frozenset({"buckets"}),
+        variables=("SSH_AUTH_SOCK",),
+        no_stop="its hosts are machines of your own, which Podway does not switch off",
+    ),
+)
+_OWN = {row.name: row for row in _ROWS}
+
+
+class _ThirdParty(msgspec.Struct, frozen=True, kw_only=True):
+    rows: dict[str, ProviderRow]
+    broken: dict[str, str]
+
+
+def provider_rows() -> dict[str, ProviderRow]:
+    """Every provider that can be opened, Podway's own first."""
+    return {name: row for name, row in (_OWN | _third_party().rows).items() if row.opens}
+
+
+def find_row(word: str) -> ProviderRow | None:
+    """The row of a provider's name or alias."""
+    return _in(_OWN, word) or _in(_third_party().rows, word)
+
+
+def _in(rows: dict[str, ProviderRow], word: str) -> ProviderRow | None:
+    return next((row for row in rows.values() if word == row.name or word in row.aliases), None)
+
+
+def row_of(name: str) -> ProviderRow:
+    """The row of a provider that a cluster was made with; an empty one where its package is no longer installed."""
+    return find_row(name) or ProviderRow(name=name, opens="")
+
+
+def register(row: ProviderRow) -> None:
+    """Add a provider for the life of this process, as an entry point does for every process."""
+    _OWN[row.name] = row
+
+
+def provider_words() -> list[str]:
+    """Every name and alias there is, for suggestions."""
+    rows = (_OWN | _third_party().rows).values()
+    return sorted(word for row in rows for word in (row.name, *row.aliases))
+
+
+def broken_rows() -> dict[str, str]:
+    """Providers of other packages that cannot be loaded: by name, one line that says which package and why."""
+    return _third_party().broken
+
+
+def load(name: str) -> Any:
+    """The object `package.module:attribute`."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+@cache
+def _third_party() -> _ThirdParty:
+    from importlib.metadata import entry_points  # here: it takes longer to import than most commands take to run
+
+    rows: dict[str, ProviderRow] = {}
+    broken: dict[str, str] = {}
+    for point in entry_points(group=GROUP):
+        package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+        try:
+            row = point.load()
+            problem = _problem(point.name, row, rows)
+        except (Exception, SystemExit) as error:  # whatever somebody else's package does while it is imported
+            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if problem:
+            broken[point.name] = f"provider {point.name} of the package {package} cannot be loaded: {problem}"
+        else:
+            rows[point.name] = row
+    return _ThirdParty(rows=rows, broken=broken)
+
+
+def _problem(name: str, row: object, others: dict[str, ProviderRow]) -> str:
+    if not isinstance(row, ProviderRow):
+        return f"its entry point is a {type(row).__name__}, not a podway.provider_table.ProviderRow"
+    if row.name != name:
+        return f"its row is named {row.name!r}"
+    if name in _OWN or name in others or any(name in own.aliases for own in _ROWS):
+        return f"there is a provider {name!r} already"
+    return "" if ":" in row.opens else f"its row opens {row.opens!r}, which is not package.module:function"
+
+
+def unknown_provider(word: str) -> UserError:
+    """What is wrong with a name that opens nothing: broken, not in this version, or not known."""
+    if word in broken_rows():
+        return UserError(broken_rows()[word], "repair or uninstall that package")
+    row = find_row(word)
+    known = ", ".join(sorted(provider_rows()))
+    what = f"there is no provider {word!r}" if row is None else f"provider {row.name!r} is not in this version"
+    return UserError(what, f"use one of: {known}")
