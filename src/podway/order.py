@@ -46,6 +46,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Host(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One machine of a slice. `rank` runs over all slices; `worker` is the TPU worker id inside its slice."""
 
+    cluster: str = ""
     rank: int
     slice: int
     worker: int

@@ -9,8 +9,8 @@ import pytest
 from podway.control.archive import Archive
 from podway.control.controller import Controller, Parts
 from podway.control.records import ClusterState, JobState
-from podway.control.secret_box import SecretBox
 from podway.control.store import open_store, sqlite_url
+from podway.control.vault import SecretVault
 from podway.hosts.blobs import BlobStore
 from podway.providers import Observation
 from podway.providers.local.provider import LocalProvider
@@ -46,7 +46,7 @@ def test_hosts_lost_while_a_job_begins(
     parts = Parts(
         store=store,
         blobs=BlobStore(tmp_path / "blobs"),
-        box=SecretBox(tmp_path / "key"),
+        vault=SecretVault(tmp_path / "key"),
         archive=Archive(tmp_path / "logs"),
         provider=lambda name: Preempted(tmp_path),
         cache_dir="",

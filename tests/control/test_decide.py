@@ -92,7 +92,7 @@ class TestRecovery:
     def test_what_is_left_is_deleted_before_the_next_place_is_taken(self) -> None:
         back = job(1, state=JobState.RECOVERING, task=self.recovery)
         assert self.waiting(1.0, back, condition="preempted").verb == "clear"
-        assert self.waiting(1.0, back).verb == "again"
+        assert self.waiting(1.0, back).verb == "take-next"
         assert self.waiting(1.0, back, clearing=False).verb == "submit"
 
     def test_a_cancelled_job_needs_no_hosts_to_end(self) -> None:
@@ -104,7 +104,7 @@ class TestRecovery:
     def test_it_waits_no_longer_than_its_task_allows(self) -> None:
         task = Task(run="true", recovery=Recovery(duration_s=60))
         back = job(1, state=JobState.RECOVERING, task=task, recovering_since=1000.0)
-        assert self.waiting(1060.0, back).verb == "again"
+        assert self.waiting(1060.0, back).verb == "take-next"
         assert self.waiting(1060.5, back).verb == "fail-jobs"
 
     def test_no_try_before_its_time(self) -> None:

@@ -6,12 +6,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podway.control import provisioning
+from podway.control import provisioning, transitions
 from podway.control.failover import (
     BACKOFF_S,
     HALF_LIFE_S,
     LONGEST_BACKOFF_S,
-    Record,
+    PlaceRecord,
     after_loss,
     backoff,
     place_of,
@@ -19,7 +19,7 @@ from podway.control.failover import (
     settled,
     take,
 )
-from podway.control.records import ClusterState, Exit, JobState
+from podway.control.records import Billing, Cluster, ClusterState, Exit, JobState
 from podway.control.recovery import cause_of, comes_back
 from podway.order import Order
 from podway.providers import Observation
@@ -48,12 +48,12 @@ class TestRanking:
         assert ranked([[odd, dear, cheap]], {}, 0.0) == (cheap, dear, odd)
 
     def test_of_two_alike_the_one_that_had_some_is_first(self) -> None:
-        tries = {place_of(A): Record().plus(False, 0.0), place_of(B): Record().plus(True, 0.0)}
+        tries = {place_of(A): PlaceRecord().plus(False, 0.0), place_of(B): PlaceRecord().plus(True, 0.0)}
         assert ranked([[A, C, B]], tries, 1.0) == (B, C, A)
 
     def test_a_place_that_never_has_any_costs_more_than_its_price(self) -> None:
         cheap = order("a-a1-a", 10.0)
-        record = Record()
+        record = PlaceRecord()
         for _ in range(8):
             record = record.plus(False, 0.0)
         dear = order("a-a1-b", 30.0)
@@ -66,7 +66,7 @@ class TestRanking:
 
     @given(st.lists(st.lists(ORDERS, max_size=4), max_size=3), st.lists(st.booleans(), max_size=10))
     def test_nothing_is_lost_or_doubled(self, groups: list[list[Order]], past: list[bool]) -> None:
-        record = Record()
+        record = PlaceRecord()
         for n, good in enumerate(past):
             record = record.plus(good, float(n))
         assert 0.0 < record.chance(100.0) < 1.0
@@ -123,51 +123,46 @@ def test_rest_grows_and_is_bounded() -> None:
 class TestRows:
     """provisioning.py: a whole life, from row to row."""
 
-    def begin(self, **changes: Any) -> Any:
-        here = cluster(order=A, left=(B,), candidates=((A, B),), generation=1, untried=("v6e-16 in x: no quota",))
-        return msgspec.structs.replace(here, attempts=provisioning.begun(here, 0.0), **changes)
-
-    def after(self, here: Any, change: provisioning.Change) -> Any:
-        return msgspec.structs.replace(here, **change[1])
+    def begin(self, **changes: Any) -> Cluster:
+        search = {"left": (B,), "candidates": ((A, B),), "generation": 1, "untried": ("v6e-16 in x: no quota",)}
+        return provisioning.begin_attempt(cluster(order=A, **search | changes), 0.0)
 
     def test_the_next_place_then_the_end(self) -> None:
-        here = self.begin()
-        text, changes = provisioning.failed(here, [], "no capacity", {}, 1.0)
+        text, here = provisioning.failed(self.begin(), [], "no capacity", {}, 1.0)
         assert "Could not get v6e-16 in us-east5-a: no capacity" in text and "us-east5-b" in text
-        here = self.after(here, (text, changes))
-        assert here.clearing
-        here = self.after(here, ("", provisioning.again(here, {}, 2.0)))
-        assert (here.order, here.left, here.clearing, here.generation) == (B, (), False, 2)
+        assert here is not None and here.search.clearing
+        here = provisioning.take_next(here, {}, 2.0)
+        search = here.search
+        assert (here.order, search.left, search.clearing, search.generation) == (B, (), False, 2)
         why, nothing = provisioning.failed(here, [], "quota is 0", {}, 3.0)
-        assert nothing == {}
+        assert nothing is None
         assert why == (
             "v6e-16 in us-east5-a: no capacity; v6e-16 in us-east5-b: quota is 0; not tried, v6e-16 in x: no quota"
         )
 
     def test_a_patient_one_rests_and_goes_round(self) -> None:
         for here in (self.begin(left=(), retry=True), self.begin(left=(), recovering=True)):
-            text, changes = provisioning.failed(here, [], "no capacity", {}, 100.0)
-            assert "again in 5 s" in text
-            assert (changes["not_before"], changes["left"]) == (105.0, (A, B))
+            text, waiting = provisioning.failed(here, [], "no capacity", {}, 100.0)
+            assert waiting is not None and "again in 5 s" in text
+            assert (waiting.search.not_before, waiting.search.left) == (105.0, (A, B))
         waits = job(task=Task(recovery=Recovery()))
         assert provisioning.failed(self.begin(left=()), [waits], "none", {}, 0.0)[1]
 
-    def test_each_stretch_is_billed_at_its_own_price(self) -> None:
-        here = self.begin()
-        here = self.after(here, provisioning.up(here, Observation(condition="ready", hosts=hosts()), 100.0))
-        assert (here.state, here.up_since) == (ClusterState.UP, 100.0)
-        again = self.after(here, provisioning.up(here, Observation(condition="ready", hosts=hosts(3)), 200.0))
-        assert again.up_since == 100.0  # a host came back: it was billed all along
+    def test_each_interval_is_billed_at_its_own_price(self) -> None:
+        _, here = provisioning.up(self.begin(), Observation(condition="ready", hosts=hosts()), 100.0)
+        assert (here.state, here.billing.up_since) == (ClusterState.UP, 100.0)
+        _, again = provisioning.up(here, Observation(condition="ready", hosts=hosts(3)), 200.0)
+        assert again.billing.up_since == 100.0  # a host came back: it was billed all along
         back = job(state=JobState.RUNNING, task=Task(recovery=Recovery(strategy="failover")))
-        here = self.after(here, provisioning.lost(here, [back], "preempted", {}, 3700.0))
-        assert (here.state, here.recovering, here.hosts) == (ClusterState.INIT, True, ())
-        assert here.left[0] == A and here.attempts[-1].outcome == "lost"
-        here = self.after(here, ("", provisioning.again(here, {}, 3700.0)))
-        assert (here.billed_s, here.spent, here.up_since) == (3600.0, 10.0, None)
+        _, here = provisioning.lost(here, [back], "preempted", {}, 3700.0)
+        assert (here.state, here.search.recovering, here.hosts) == (ClusterState.INIT, True, ())
+        assert here.search.left[0] == A and here.search.attempts[-1].outcome == "lost"
+        here = provisioning.take_next(here, {}, 3700.0)
+        assert here.billing == Billing(billed_s=3600.0, spent=10.0)
         dear = msgspec.structs.replace(here, order=order("us-east5-b", 20.0))
-        dear = self.after(dear, provisioning.up(dear, Observation(condition="ready", hosts=hosts()), 4000.0))
-        assert provisioning.stretch(dear, 4000.0 + 1800)["spent"] == 20.0
-        assert not dear.recovering
+        _, dear = provisioning.up(dear, Observation(condition="ready", hosts=hosts()), 4000.0)
+        assert transitions.close_billing(dear, 4000.0 + 1800).spent == 20.0
+        assert not dear.search.recovering
 
 
 class TestCauses:
@@ -180,7 +175,7 @@ class TestCauses:
         assert cause_of(running, Exit(rank=0, code=33), hosts_lost=False) == "interruption"
         assert cause_of(running, Exit(rank=0, signal=11), hosts_lost=False) == "interruption"
         assert comes_back(running, "error")
-        tired = msgspec.structs.replace(running, error_restarts=1)
+        tired = job(task=task, state=JobState.RUNNING, error_restarts=1)
         assert not comes_back(tired, "error") and comes_back(tired, "interruption")
         assert not comes_back(msgspec.structs.replace(running, cancel=True), "interruption")
         assert not comes_back(msgspec.structs.replace(running, run_setup=False), "interruption")

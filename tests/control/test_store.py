@@ -1,5 +1,6 @@
 """The store on SQLite and on a real PostgreSQL: guarded writes, leases, names, numbers."""
 
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -8,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from podway.control.records import ClusterState, Event, JobState
-from podway.control.store import Stale, Store, open_store, sqlite_url
+from podway.control import transitions
+from podway.control.records import Cluster, ClusterState, Event, JobState
+from podway.control.store import AlreadyEnded, Stale, Store, open_store, sqlite_url
 from podway.errors import UserError
 from tests.control.samples import cluster, job
 
@@ -76,6 +78,67 @@ def test_only_the_owner_of_the_lease_writes(store: Store) -> None:
     with pytest.raises(Stale):
         store.save_job(msgspec.structs.replace(made, reason="x"), owner="two")
     store.save_job(msgspec.structs.replace(made, reason="x"), owner="one")
+
+
+def test_an_update_is_applied_to_what_others_wrote_meanwhile(store: Store) -> None:
+    store.add_cluster(cluster())
+    store.add_job(job())
+    writes = []
+
+    def change(row: Cluster) -> Cluster:
+        if len(writes) < 2:  # somebody else is quicker, twice
+            store.save_cluster(msgspec.structs.replace(row, reason=f"theirs {len(writes)}"))
+        writes.append(row.reason)
+        return msgspec.structs.replace(row, active_at=5.0)
+
+    after = store.update("c0ffee", change, text="touched")
+    assert (after.reason, after.active_at, writes) == ("theirs 1", 5.0, ["", "theirs 0", "theirs 1"])
+    assert [(event.text, event.detail) for event in store.events("c0ffee")] == [("touched", {"state": "INIT"})]
+    version = after.version
+    assert store.update("c0ffee", lambda row: row).version == version  # nothing to write, nothing written
+
+
+def test_an_update_by_another_server_or_of_an_ended_job_is_refused(store: Store) -> None:
+    store.add_cluster(cluster())
+    made = store.add_job(job())
+    assert store.claim("c0ffee", "one", time.time() + 60)
+    with pytest.raises(Stale):
+        store.update("c0ffee", lambda row: transitions.mark_active(row, 5.0), owner="two")
+    with pytest.raises(Stale):
+        store.update_job("c0ffee", 1, transitions.mark_running, owner="two")
+    store.update_job("c0ffee", 1, lambda row: transitions.mark_ended(row, JobState.FAILED, "why", 9.0), text="why")
+    with pytest.raises(AlreadyEnded):
+        store.update_job("c0ffee", 1, lambda row: transitions.request_cancel(row, "no"))
+    after = store.job("c0ffee", made.number)
+    assert after and (after.state, after.reason, after.outcome.ended) == (JobState.FAILED, "why", 9.0)
+    store.update("c0ffee", lambda row: transitions.mark_gone(row, "", 10.0), owner="one")
+    with pytest.raises(Stale):
+        store.update("c0ffee", transitions.request_down)
+
+
+def test_reads_do_not_wait_for_a_writer(tmp_path: Path) -> None:
+    url = sqlite_url(tmp_path / "p.db")
+    store = open_store(url)
+    store.add_cluster(cluster())
+    writer = sqlite3.connect(tmp_path / "p.db", isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("UPDATE clusters SET state = 'half written'")
+    try:
+        done = threading.Event()
+
+        def read() -> None:
+            again = open_store(url)  # a server that starts meanwhile
+            assert again.find("demo") == cluster() and again.leases() and again.pulse() and again.tries() == {}
+            again.engine.dispose()
+            done.set()
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        assert done.wait(10)  # a writer that waits gives up after 15 s
+    finally:
+        writer.execute("ROLLBACK")
+        writer.close()
+        store.engine.dispose()
 
 
 def test_a_lease_that_ran_out_or_whose_owner_died_is_free(store: Store) -> None:

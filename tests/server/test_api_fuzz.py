@@ -13,9 +13,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from podway.control.archive import Archive
-from podway.control.secret_box import SecretBox
 from podway.control.store import open_store, sqlite_url
 from podway.control.strays import Strays
+from podway.control.vault import SecretVault
 from podway.control.verbs import Control
 from podway.hosts.blobs import BlobStore
 from podway.launch_options import LaunchOptions, LaunchRequest
@@ -37,7 +37,7 @@ def web(tmp_path: Path) -> Iterator[TestClient]:
     provider = open_provider("local", tmp_path)
     control = Control(
         store=store,
-        box=SecretBox(tmp_path / "key"),
+        vault=SecretVault(tmp_path / "key"),
         provider=lambda name: open_provider(name, tmp_path),
         wake=lambda _: None,
     )

@@ -49,7 +49,7 @@ def tail(followed: Followed, lines: int) -> bytes:
     feed = RankFeed(followed, 0)
     offsets = dict(asyncio.run(feed.tail_offsets(lines)))
     place = followed.archive.place(followed.job)
-    return b"".join((place / f"0.{label}").read_bytes()[offsets.get(label, 0) :] for label in followed.job.pids)
+    return b"".join((place / f"0.{label}").read_bytes()[offsets.get(label, 0) :] for label in followed.job.attempt.pids)
 
 
 def test_little_of_a_long_log_is_read(tmp_path: Path) -> None:

@@ -59,13 +59,15 @@ class Archive:
                 with contextlib.suppress(ProviderError):
                     await self._copy(session, job, phase, place / f"{session.host.rank}.{job.label(phase)}")
 
-        phases = [phase for phase in PHASES if job.label(phase) in job.pids]
+        phases = [phase for phase in PHASES if job.label(phase) in job.attempt.pids]
         await asyncio.gather(*(one(session, phase) for session in fleet.sessions for phase in phases))
 
     async def _copy(self, session: HostSession, job: Job, phase: str, path: Path) -> None:
         while True:
             offset = path.stat().st_size if path.exists() else 0
-            reply = await session.link.call("follow", job=job.mark, phase=phase, offset=offset, limit=CHUNK, wait=0.0)
+            reply = await session.link.call(
+                "follow", job=job.agent_job_id, phase=phase, offset=offset, limit=CHUNK, wait=0.0
+            )
             if not reply.body:
                 return
             times = reply.fields.get("times", [])

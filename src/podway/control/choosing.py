@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from podway.catalog.slices import find_slice
-from podway.control.failover import Place, Record, ranked
+from podway.control.failover import Place, PlaceRecord, ranked
 from podway.control.records import Cluster
 from podway.errors import UserError
 from podway.order import Order
@@ -31,7 +31,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 def choose(
     task: Task,
     provider: Callable[[str], Provider],
-    tries: Mapping[Place, Record],
+    tries: Mapping[Place, PlaceRecord],
     *,
     only: str | None = None,
     valid_until_s: float | None = None,

@@ -13,21 +13,21 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Literal
 
 import msgspec
 
 from podway import crash
-from podway.control import provisioning
+from podway.control import provisioning, transitions
 from podway.control.archive import Archive
 from podway.control.decide import Action, decide, lost
-from podway.control.failover import Place, Record
+from podway.control.failover import Place, PlaceRecord
 from podway.control.fleet import Fleet
 from podway.control.gang import Gang
 from podway.control.heartbeat import Heartbeat
 from podway.control.records import Cluster, ClusterState, Event, Job, JobState, shell_key
-from podway.control.secret_box import SecretBox
-from podway.control.store import Stale, Store
+from podway.control.store import AlreadyEnded, Stale, Store
+from podway.control.vault import SecretVault
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.providers import Observation, Provider, stoppable
@@ -44,7 +44,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
     store: Store
     blobs: BlobStore
-    box: SecretBox
+    vault: SecretVault
     archive: Archive
     provider: Callable[[str], Provider]
     cache_dir: str
@@ -130,8 +130,8 @@ class Controller:
                 crash.point("again.before-clear")
                 await provider.destroy(cluster.name)
                 crash.point("again.after-clear")
-            case "again":
-                await self._save("", **provisioning.again(cluster, await self._tries(), time.time()))
+            case "take-next":
+                await self._save("", provisioning.take_next(cluster, await self._tries(), time.time()))
                 crash.point("again.marked")
                 return 0
             case "fail-over":
@@ -172,20 +172,16 @@ class Controller:
         cluster, now = self.cluster, time.time()
         await asyncio.to_thread(self.parts.store.note_try, cluster.order, False, now)
         elsewhere = seen.elsewhere or seen.condition == "preempted"
-        text, changes = provisioning.failed(cluster, jobs, reason, await self._tries(), now)
-        if cluster.hosts:  # it was stopped, and does not start: it is not made anew, since its disks would go
+        if cluster.hosts:  # it was stopped, and does not start: it is not recreated, since its disks would go
             await self._end_jobs(jobs, JobState.FAILED_NO_RESOURCE, reason)
-            await self._save(
-                f"could not be started: {reason}", goal="stopped", state=ClusterState.STOPPING, reason=reason
-            )
+            await self._save(f"could not be started: {reason}", transitions.refuse_start(cluster, reason))
             return
-        if not elsewhere:
-            text, changes = reason, {}
-        if changes:
-            await self._save(text, **changes)
+        text, new = provisioning.failed(cluster, jobs, reason, await self._tries(), now)
+        if elsewhere and new is not None:
+            await self._save(text, new)
             crash.point("failover.marked")
         else:
-            await self._give_up(jobs, text, JobState.FAILED_NO_RESOURCE)
+            await self._give_up(jobs, text if elsewhere else reason, JobState.FAILED_NO_RESOURCE)
 
     async def _lost(self, reason: str) -> None:
         """The hosts are gone, or count as gone: jobs that come back wait, the others have failed."""
@@ -198,34 +194,30 @@ class Controller:
             [job for job in jobs if job not in back], JobState.FAILED_DRIVER, f"its hosts were lost: {action.reason}"
         )
         if action.verb == "lose":
-            await self._save(action.reason, goal="gone", reason=action.reason, state=ClusterState.TERMINATING)
+            await self._save(action.reason, transitions.request_down(self.cluster, action.reason))
             return
+        generation, now = self.cluster.search.generation, time.time()
         for job in back:
             if job.state not in (JobState.PENDING, JobState.RECOVERING):
-                await self._write_job(
-                    job,
+                await self._update_job(
+                    job.number,
+                    lambda row: transitions.mark_recovering(row, action.reason, now, lost_generation=generation),
                     f"is recovering: {action.reason}",
-                    state=JobState.RECOVERING,
-                    reason=action.reason,
-                    exits=(),
-                    recovering_since=time.time(),
-                    lost_generation=self.cluster.generation,
                 )
         crash.point("recover.jobs-marked")
         if self.cluster.state is ClusterState.UP:
             await asyncio.to_thread(self.parts.store.note_try, self.cluster.order, False, time.time())
-        text, changes = provisioning.lost(self.cluster, back, action.reason, await self._tries(), time.time())
-        await self._save(text, **changes)
+        await self._save(*provisioning.lost(self.cluster, back, action.reason, await self._tries(), time.time()))
         crash.point("recover.marked")
 
-    async def _tries(self) -> Mapping[Place, Record]:
+    async def _tries(self) -> Mapping[Place, PlaceRecord]:
         return await asyncio.to_thread(self.parts.store.tries)
 
     async def _give_up(self, jobs: list[Job], why: str, state: JobState) -> None:
         """It cannot be created: its jobs failed, and what there is of it goes."""
         await self._drop_gangs()
         await self._end_jobs(jobs, state, why)
-        await self._save(f"could not be created: {why}", goal="gone", reason=why, state=ClusterState.TERMINATING)
+        await self._save(f"could not be created: {why}", transitions.request_down(self.cluster, why))
 
     # states
 
@@ -233,28 +225,26 @@ class Controller:
         now, cluster = time.time(), self.cluster
         if action.state is ClusterState.UP:
             crash.point("provision.before-up")
-            text, changes = provisioning.up(cluster, seen, now)
+            text, new = provisioning.up(cluster, seen, now)
             if cluster.state is not ClusterState.UP:
-                await asyncio.to_thread(self.parts.store.note_try, changes["order"], True, now)
-            await self._save(text, **changes)
-            return
-        changes = {"state": action.state, "reason": action.reason, **provisioning.stretch(cluster, now)}
-        if action.state is ClusterState.GONE:
-            changes |= {"ended": now, "attempts": provisioning.closed(cluster, ended=now)}
-        await self._save("is gone" if action.state is ClusterState.GONE else "is stopped", **changes)
+                await asyncio.to_thread(self.parts.store.note_try, new.order, True, now)
+            await self._save(text, new)
+        elif action.state is ClusterState.GONE:
+            await self._save("is gone", transitions.mark_gone(cluster, action.reason, now))
+        else:
+            await self._save("is stopped", transitions.mark_stopped(cluster, action.reason, now))
 
     async def _autostop(self, provider: Provider, reason: str) -> float:
         if await self._someone_is_there(provider):
             await self._touch()
             return 30.0
-        rest = self.cluster.autostop
-        goal = "gone" if rest and rest.down else "stopped"
-        state = ClusterState.TERMINATING if goal == "gone" else ClusterState.STOPPING
-        await self._save(f"{'down' if goal == 'gone' else 'stop'} by autostop: {reason}", goal=goal, state=state)
+        down = self.cluster.autostop is not None and self.cluster.autostop.down
+        change = transitions.request_down if down else transitions.request_stop
+        await self._save(f"{'down' if down else 'stop'} by autostop: {reason}", change(self.cluster))
         return 0
 
     async def _someone_is_there(self, provider: Provider) -> bool:
-        """An open shell keeps a cluster awake, unless its rest rule says that only jobs count."""
+        """An open shell keeps a cluster awake, unless its autostop policy says that only jobs count."""
         if self.cluster.autostop is None or self.cluster.autostop.wait_for != "jobs_and_ssh":
             return False
         fleet = Fleet(provider, self.cluster)
@@ -278,7 +268,7 @@ class Controller:
                 store=parts.store,
                 fleet=Fleet(provider, self.cluster, parts.cache_dir),
                 blobs=parts.blobs,
-                box=parts.box,
+                vault=parts.vault,
                 archive=parts.archive,
                 owner=parts.owner,
                 cluster=self.cluster,
@@ -306,61 +296,36 @@ class Controller:
 
     async def _cancel_jobs(self, provider: Provider, action: Action) -> None:
         for number in action.jobs:
-            job = await asyncio.to_thread(self.parts.store.job, self.cluster_id, number)
-            if job is not None and not job.done and not job.cancel:
-                wish = msgspec.structs.replace(job, cancel=True, reason=action.reason)
-                await asyncio.to_thread(self.parts.store.save_job, wish)
+            await self._update_job(number, lambda row: transitions.request_cancel(row, action.reason), "")
         self._begin(provider, action.jobs)
         for gang, _ in self.gangs.values():
             gang.changed.set()
 
     async def _end_jobs(self, jobs: list[Job], state: JobState, why: str) -> None:
         """Write them as ended: there are no hosts to ask."""
+        now = time.time()
         for job in jobs:
             await asyncio.to_thread(self.parts.archive.close, job)
-            await self._write_job(job, why, state=state, reason=why, ended=time.time(), secret_box=b"")
+            await self._update_job(job.number, lambda row: transitions.mark_ended(row, state, why, now), why)
 
-    async def _write_job(self, job: Job, text: str, **changes: Any) -> None:
+    async def _update_job(self, number: int, change: Callable[[Job], Job], text: str) -> None:
         """Over whatever a verb or a gang wrote to the row in between, unless that ended it."""
-        for _ in range(20):
-            new = msgspec.structs.replace(job, **changes)
-            event = Event(
-                time=time.time(),
-                cluster_id=job.cluster_id,
-                job=job.number,
-                text=text,
-                detail={"state": new.state.value},
-            )
-            try:
-                await asyncio.to_thread(self.parts.store.save_job, new, owner=self.parts.owner, events=(event,))
-                return
-            except Stale:
-                fresh = await asyncio.to_thread(self.parts.store.job, job.cluster_id, job.number)
-                if fresh is not None and fresh.done:
-                    return
-                if fresh is None or fresh.version == job.version:
-                    raise
-                job = fresh
-        raise Stale("the job's row keeps changing")
+        store, owner = self.parts.store, self.parts.owner
+        with contextlib.suppress(AlreadyEnded):
+            await asyncio.to_thread(store.update_job, self.cluster_id, number, change, owner=owner, text=text)
 
     # rows and events
 
     async def _touch(self) -> None:
         """Autostop counts from the end of the last job."""
-        for _ in range(10):
-            fresh = await asyncio.to_thread(self.parts.store.cluster, self.cluster_id)
-            if fresh is None or fresh.state is ClusterState.GONE:
-                return
-            try:
-                new = msgspec.structs.replace(fresh, active_at=time.time())
-                await asyncio.to_thread(self.parts.store.save_cluster, new, owner=self.parts.owner)
-                return
-            except Stale:
-                continue
+        now, store = time.time(), self.parts.store
+        with contextlib.suppress(Stale):
+            await asyncio.to_thread(
+                store.update, self.cluster_id, lambda row: transitions.mark_active(row, now), owner=self.parts.owner
+            )
 
-    async def _save(self, text: str, **changes: Any) -> None:
-        """Write the cluster with these changes, and tell them in words, if any."""
-        new = msgspec.structs.replace(self.cluster, **changes)
+    async def _save(self, text: str, new: Cluster) -> None:
+        """Write what was decided on what was read, and tell it in words, if any."""
         event = Event(time=time.time(), cluster_id=new.id, text=text, detail={"state": new.state.value})
         events = (event,) if text else ()
         try:
@@ -380,6 +345,6 @@ class Controller:
             self._said = text
             await self._event(text, kind="error")
 
-    async def _event(self, text: str, kind: Any) -> None:
+    async def _event(self, text: str, kind: Literal["progress", "error"]) -> None:
         event = Event(time=time.time(), cluster_id=self.cluster_id, kind=kind, text=text)
         await asyncio.to_thread(self.parts.store.add_event, event)

@@ -20,10 +20,10 @@ Verb = Literal[
     "destroy",  # delete everything
     "mark",  # only the row is behind: write `state`
     "fail-over",  # it could not be created here: try the next place, or give up
-    "recover",  # its hosts are lost and `jobs` come back: make it anew; the other jobs that ran have failed
+    "recover",  # its hosts are lost and `jobs` come back: recreate it; the other jobs that ran have failed
     "lose",  # its hosts are lost and no job comes back: all have failed, and it goes
-    "clear",  # delete what there is, to make it anew
-    "again",  # nothing is left of the last try: take the next place
+    "clear",  # delete what there is, to recreate it
+    "take-next",  # nothing is left of the last try: take the next place
     "fail-jobs",  # they waited for hosts longer than they may
     "cancel-jobs",  # end what runs before the hosts go
     "begin-jobs",  # drive the jobs listed
@@ -64,15 +64,15 @@ def _towards_up(cluster: Cluster, jobs: list[Job], seen: Observation, now: float
         waiting = _while_waiting(cluster, jobs, now)
         if waiting is not None:
             return waiting
-        if cluster.clearing:
-            return Action(verb="again") if seen.condition == "absent" else Action(verb="clear")
-        if now < cluster.not_before:
-            return Action(verb="wait", wait_s=min(30.0, cluster.not_before - now + 0.01))
+        if cluster.search.clearing:
+            return Action(verb="take-next") if seen.condition == "absent" else Action(verb="clear")
+        if now < cluster.search.not_before:
+            return Action(verb="wait", wait_s=min(30.0, cluster.search.not_before - now + 0.01))
     match seen.condition:
         case "ready":
             if cluster.state is not ClusterState.UP or cluster.hosts != seen.hosts:
                 return Action(verb="mark", state=ClusterState.UP)
-            if any(needs_new_hosts(job, cluster.generation) for job in jobs):
+            if any(needs_new_hosts(job, cluster.search.generation) for job in jobs):
                 return lost(jobs, "a host was lost")
             return _when_up(cluster, jobs, now)
         case "stopped" if cluster.state is ClusterState.UP and cluster.autostop is not None and not jobs:
@@ -105,21 +105,21 @@ def _while_waiting(cluster: Cluster, jobs: list[Job], now: float) -> Action | No
         return Action(verb="begin-jobs", jobs=cancelled)  # without hosts a job only ends
     late = tuple(job.number for job in jobs if overdue(job, now))
     if late:
-        return Action(verb="fail-jobs", jobs=late, reason="no hosts could be had in the time its task allows")
-    if cluster.recovering and not jobs:
+        return Action(verb="fail-jobs", jobs=late, reason="no hosts were available in the time its task allows")
+    if cluster.search.recovering and not jobs:
         return Action(verb="lose", reason="its hosts were lost, and no job waits for new ones")
     return None
 
 
 def lost(jobs: list[Job], why: str) -> Action:
-    """The hosts are gone: make them anew for the jobs that outlive them, or let the cluster go too."""
+    """The hosts are gone: recreate them for the jobs that outlive them, or let the cluster go too."""
     if any(survives_loss(job) and comes_back(job, "interruption") for job in jobs):
         return Action(verb="recover", jobs=tuple(job.number for job in jobs if survives_loss(job)), reason=why)
     return Action(verb="lose", reason=why)
 
 
 def _when_up(cluster: Cluster, jobs: list[Job], now: float) -> Action:
-    # The chips belong to one exclusive job at a time, first come first served. Jobs beside the queue run at once.
+    # The chips belong to one exclusive job at a time, first come first served. Jobs that bypass the queue run at once.
     queue = [job for job in jobs if job.exclusive]
     active = [job for job in queue if job.state in ACTIVE]
     head = (active or queue)[:1]
@@ -129,7 +129,7 @@ def _when_up(cluster: Cluster, jobs: list[Job], now: float) -> Action:
         return Action(verb="begin-jobs", jobs=tuple(sorted(begin)))
     rest = cluster.autostop
     if rest is not None and not jobs:
-        idle = now - max(cluster.active_at, cluster.up_since or 0.0)
+        idle = now - max(cluster.active_at, cluster.billing.up_since or 0.0)
         if idle >= rest.idle_minutes * 60:
             return Action(verb="autostop", reason=f"idle for {rest.idle_minutes:g} min")
         return Action(verb="wait", wait_s=min(30.0, rest.idle_minutes * 60 - idle + 0.05))

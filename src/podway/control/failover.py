@@ -2,7 +2,7 @@
 
 A cluster has *candidates*: one `Order` for each type, price model and zone that its task allows. They are ranked by what
 getting one is expected to cost: the price an hour, divided by the chance that it can be had, which is learnt from past tries
-(`Record`, which forgets with a half-life). A task that fixes an order of alternatives keeps it; ranking works inside each.
+(`PlaceRecord`, which forgets with a half-life). A task that fixes an order of alternatives keeps it; ranking works inside each.
 
 `take` gives the next order to submit. Where capacity is waited for in a queue, one order waits in all zones of its kind at
 once. `after_loss` ranks for a recovery: where it was first, or other regions first, as the task's strategy says.
@@ -21,22 +21,22 @@ BACKOFF_S, LONGEST_BACKOFF_S = 5.0, 300.0
 Place = tuple[str, str | None, str | None, bool]  # provider, accelerator type, zone, spot
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class PlaceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How tries at one place went, each worth less the longer ago it was."""
 
     good: float = 0.0
     bad: float = 0.0
     at: float = 0.0
 
-    def later(self, now: float) -> "Record":
+    def later(self, now: float) -> "PlaceRecord":
         """What of it still counts."""
         kept = 0.5 ** (max(0.0, now - self.at) / HALF_LIFE_S)
-        return Record(good=self.good * kept, bad=self.bad * kept, at=now)
+        return PlaceRecord(good=self.good * kept, bad=self.bad * kept, at=now)
 
-    def plus(self, good: bool, now: float) -> "Record":
+    def plus(self, good: bool, now: float) -> "PlaceRecord":
         """With one more try."""
         old = self.later(now)
-        return Record(good=old.good + good, bad=old.bad + (not good), at=now)
+        return PlaceRecord(good=old.good + good, bad=old.bad + (not good), at=now)
 
     def chance(self, now: float) -> float:
         """Of getting hosts there: one half where nothing is known."""
@@ -49,11 +49,13 @@ def place_of(order: Order) -> Place:
     return order.provider, order.accelerator_type, order.zone, order.spot
 
 
-def ranked(alternatives: Sequence[Sequence[Order]], records: Mapping[Place, Record], now: float) -> tuple[Order, ...]:
+def ranked(
+    alternatives: Sequence[Sequence[Order]], records: Mapping[Place, PlaceRecord], now: float
+) -> tuple[Order, ...]:
     """Candidates in the order to try them; the alternatives stay in theirs."""
 
     def expected(order: Order) -> tuple[bool, float, float]:
-        chance = records.get(place_of(order), Record()).chance(now)
+        chance = records.get(place_of(order), PlaceRecord()).chance(now)
         price = order.hourly_cost
         return price is None, (price or 0.0) / chance, -chance
 

@@ -16,19 +16,18 @@ On hosts that may vanish, the output is copied to the archive all along.
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from podway import crash
+from podway.control import transitions
 from podway.control.archive import Archive
 from podway.control.decide import RankStatus, Verdict, judge
 from podway.control.fleet import LOST_AFTER_S, Fleet, HostSession
 from podway.control.records import Cluster, Event, Exit, Job, JobState
 from podway.control.recovery import Cause, cause_of, comes_back
-from podway.control.secret_box import SecretBox
 from podway.control.store import Stale, Store
+from podway.control.vault import SecretVault
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.hosts.manifest import FileTree
@@ -57,7 +56,7 @@ class Gang:
         store: Store,
         fleet: Fleet,
         blobs: BlobStore,
-        box: SecretBox,
+        vault: SecretVault,
         archive: Archive,
         owner: str,
         cluster: Cluster,
@@ -65,12 +64,13 @@ class Gang:
         self.store = store
         self.fleet = fleet
         self.blobs = blobs
-        self.box = box
+        self.vault = vault
         self.archive = archive
         self.owner = owner
         self.cluster = cluster
         self.changed = asyncio.Event()  # set when someone wrote to the job's row
         self.skew_ms: tuple[int, ...] = ()
+        self.exits: tuple[Exit, ...] = ()  # of the phase that was last seen to its end
         self.job: Job
 
     async def run(self, number: int) -> None:
@@ -109,7 +109,7 @@ class Gang:
                     await self._fail(JobState.FAILED_SETUP, "setup", failed)
                     return
             crash.point("job.before-run")
-            await self._save("is running", state=JobState.RUNNING)
+            await self._update("is running", transitions.mark_running)
         if self.job.state is JobState.RUNNING:
             failed = await self._phase("run") if self._launch().script("run").strip() else None
             if failed is None:
@@ -124,17 +124,15 @@ class Gang:
     async def _begin(self) -> None:
         """The first attempt, or the next one; a job that fails by itself again and again rests in between."""
         again = self.job.state is JobState.RECOVERING
-        if again and self.job.lost_generation is None:
-            until = time.monotonic() + min(LONGEST_REST_S, REST_S * 2.0 ** (self.job.error_restarts - 1))
+        if again and self.job.attempt.lost_generation is None:
+            restarts = self.job.attempt.error_restarts
+            until = time.monotonic() + min(LONGEST_REST_S, REST_S * 2.0 ** (restarts - 1))
             while (left := until - time.monotonic()) > 0:
                 await asyncio.sleep(min(left, 0.5))
                 await self._refuse_if_cancelled()
-        attempt = self.job.attempt + again
-        text = f"is being set up again (attempt {attempt})" if again else "is being set up"
-        changes: dict[str, Any] = {}
-        if again:
-            changes = {"attempt": attempt, "recovering_since": None, "lost_generation": None, "reason": ""}
-        await self._save(text, state=JobState.SETTING_UP, started=time.time(), **changes)
+        text = f"is being set up again (attempt {self.job.attempt.number + 1})" if again else "is being set up"
+        now = time.time()
+        await self._update(text, lambda job: transitions.begin_attempt(job, now))
 
     async def _sync(self) -> None:
         crash.point("job.before-sync")
@@ -157,7 +155,7 @@ class Gang:
     async def _phase(self, phase: str) -> Exit | None:
         """Start a phase everywhere and see it through; the exit to blame, or None when all is well."""
         launch = self._launch()
-        secrets = self.box.open(self.job.secret_box)
+        secrets = self.vault.open(self.job.sealed_secrets)
         if self.job.task.registry is not None:  # it pulls the image; the job has no business with it
             secrets.pop(self.job.task.registry.password_secret, None)
 
@@ -165,7 +163,7 @@ class Gang:
             host = session.host
             reply = await session.call(
                 "start",
-                job=self.job.mark,
+                job=self.job.agent_job_id,
                 phase=phase,
                 script=launch.script(phase),
                 env=launch.env_for(host, phase),
@@ -180,9 +178,10 @@ class Gang:
         await asyncio.wait(starts, return_when=asyncio.FIRST_COMPLETED)
         crash.point("job.phase-half-started")
         pids = await asyncio.gather(*starts)
-        known = {**self.job.pids, self.job.label(phase): [pid or 0 for pid in pids]}
-        await self._save(
-            f"started {phase} on {len(pids)} host(s)", pids=known, skew_ms=self.skew_ms or self.job.skew_ms
+        known, self.exits = [pid or 0 for pid in pids], ()
+        await self._update(
+            f"started {phase} on {len(pids)} host(s)",
+            lambda job: transitions.mark_phase_started(job, phase, known, self.skew_ms),
         )
         crash.point("job.phase-started")
         mirror = asyncio.create_task(self._mirror())
@@ -202,7 +201,7 @@ class Gang:
 
     async def _watch(self, phase: str) -> Exit | None:
         limit = self.job.task.max_duration_s if phase == "run" else None
-        deadline = (self.job.started or time.time()) + limit if limit else None
+        deadline = (self.job.attempt.started or time.time()) + limit if limit else None
         latest: dict[int, RankStatus] = {}
         waits = {
             rank: asyncio.create_task(self._status(session, phase)) for rank, session in enumerate(self.fleet.sessions)
@@ -232,10 +231,9 @@ class Gang:
                     verdict, waiting = Verdict(outcome="ok"), False
                 else:
                     waiting = bool(waits)
-                # A command beside the queue is no gang: each host sees it through, whatever the others do.
+                # A command that bypasses the queue is not a gang: each host finishes it, whatever the others do.
                 if verdict.outcome != "wait" and (not waiting or (verdict.outcome == "failed" and self.job.gang)):
-                    exits = tuple(status.exit for status in latest.values() if status.exit)
-                    self.job = msgspec.structs.replace(self.job, exits=exits)
+                    self.exits = tuple(status.exit for status in latest.values() if status.exit)
                     return verdict.first
         finally:
             for pending in (*waits.values(), wake):
@@ -245,7 +243,9 @@ class Gang:
         """Wait (on the host) for a rank's phase to end, at most a few seconds; a host lost for long is an exit too."""
         rank = session.host.rank
         try:
-            reply = await session.call("status", job=self.job.mark, phase=phase, wait=5.0, patience=LOST_AFTER_S)
+            reply = await session.call(
+                "status", job=self.job.agent_job_id, phase=phase, wait=5.0, patience=LOST_AFTER_S
+            )
         except ProviderError:
             if await self.fleet.is_lost(rank):
                 return RankStatus(rank=rank, state="lost", exit=Exit(rank=rank, lost=True))
@@ -275,42 +275,35 @@ class Gang:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.archive.copy(self.job, self.fleet), None if cause == "error" else LAST_COPY_S)
         crash.point("recover.before-save")
-        await self._save(
+        now, lost = time.time(), self.cluster.search.generation if cause == "interruption" else None
+        await self._update(
             f"is recovering: {reason}",
-            state=JobState.RECOVERING,
-            reason=reason,
-            exits=(),
-            recovering_since=time.time(),
-            error_restarts=self.job.error_restarts + (cause == "error"),
-            lost_generation=self.cluster.generation if cause == "interruption" else None,
+            lambda job: transitions.mark_recovering(job, reason, now, lost_generation=lost),
         )
         crash.point("recover.saved")
 
     async def _end(self, state: JobState, reason: str, blamed: Exit | None = None) -> None:
         """Stop what is left, keep the output, and only then write the end."""
         if state is JobState.CANCELLED and self.job.state is not JobState.CANCELLING:
-            await self._save(reason or "is being cancelled", state=JobState.CANCELLING, reason=reason)
+            await self._update(reason or "is being cancelled", lambda job: transitions.mark_cancelling(job, reason))
         # A rank that exits by itself takes its children along: nothing is left of a success in which all did.
-        ended_by_itself = state is JobState.SUCCEEDED and len(self.job.exits) == len(self.fleet.hosts)
+        ended_by_itself = state is JobState.SUCCEEDED and len(self.exits) == len(self.fleet.hosts)
         if not ended_by_itself and (self._labels() or self.job.state is JobState.CANCELLING):
             await self._stop_all()
         crash.point("job.ended")
-        if self.job.pids:
+        if self.job.attempt.pids:
             await self._buckets().flush(self._note, succeeded=state is JobState.SUCCEEDED)
         exits = await self._final_exits()
         tail = ""
-        if self.job.pids:
+        if self.job.attempt.pids:
             await self.archive.keep(self.job, self.fleet)
             if blamed is not None:
                 tail = await asyncio.to_thread(self.archive.tail, self.job, blamed.rank)
         crash.point("job.before-save")
-        await self._save(
+        now, rank = time.time(), blamed.rank if blamed is not None else None
+        await self._update(
             reason or "has ended",
-            state=state,
-            reason=reason,
-            ended=time.time(),
-            exits=exits,
-            secret_box=b"",
+            lambda job: transitions.mark_ended(job, state, reason, now, exits, rank),
             detail={"tail": tail} if tail else {},
         )
 
@@ -322,7 +315,7 @@ class Gang:
             while True:
                 try:
                     reply = await session.call(
-                        "cancel", job=self.job.mark, grace=grace_s, wait=5.0, patience=LOST_AFTER_S
+                        "cancel", job=self.job.agent_job_id, grace=grace_s, wait=5.0, patience=LOST_AFTER_S
                     )
                 except ProviderError:
                     return  # nothing answers there; the provider's destroy is what ends it
@@ -338,15 +331,15 @@ class Gang:
         """How every rank ended, the stopped ones included."""
         phases = self._labels()
         if not phases:
-            return self.job.exits
-        known = {end.rank: end for end in self.job.exits}
+            return self.exits
+        known = {end.rank: end for end in self.exits}
 
         async def ask(session: HostSession) -> Exit:
             rank = session.host.rank
             if rank in known:
                 return known[rank]
             try:
-                reply = await session.call("status", job=self.job.mark, phase=phases[0], wait=0.0, patience=2.0)
+                reply = await session.call("status", job=self.job.agent_job_id, phase=phases[0], wait=0.0, patience=2.0)
             except ProviderError:
                 return Exit(rank=rank, lost=True)
             return _exit(rank, reply)
@@ -355,7 +348,7 @@ class Gang:
 
     def _labels(self) -> list[str]:
         """The phases this attempt has begun, the latest first."""
-        return [phase for phase in ("run", "setup") if self.job.label(phase) in self.job.pids]
+        return [phase for phase in ("run", "setup") if self.job.label(phase) in self.job.attempt.pids]
 
     # the row
 
@@ -363,42 +356,28 @@ class Gang:
         fresh = await asyncio.to_thread(self.store.job, self.cluster.id, self.job.number)
         if fresh is None:
             raise Stale("the job is gone")
-        if fresh.version != self.job.version:
-            # Only the cancel wish is written by others; everything else in the row is ours.
-            self.job = msgspec.structs.replace(
-                self.job, version=fresh.version, cancel=fresh.cancel, reason=fresh.reason
-            )
+        self.job = fresh
         if fresh.cancel:
             raise Cancelled(fresh.reason or "cancelled")
 
-    async def _save(self, text: str, *, detail: dict[str, Any] | None = None, **changes: Any) -> None:
-        """Write the job with these changes, over a cancel wish that came in between."""
-        for _ in range(20):
-            new = msgspec.structs.replace(self.job, **changes)
-            event = self._event(text, new, detail or {})
-            try:
-                self.job = await self._write(new, event)
-                return
-            except Stale:
-                fresh = await asyncio.to_thread(self.store.job, self.cluster.id, self.job.number)
-                if fresh is None or fresh.done or fresh.version == self.job.version:
-                    raise
-                reason = {} if "reason" in changes else {"reason": fresh.reason}
-                self.job = msgspec.structs.replace(self.job, version=fresh.version, cancel=fresh.cancel, **reason)
-        raise Stale("the job's row keeps changing")
-
-    async def _write(self, new: Job, event: Event) -> Job:
-        """A write is not left behind when the gang is dropped: whoever drops it reads the row next."""
-        writing = asyncio.create_task(asyncio.to_thread(self.store.save_job, new, owner=self.owner, events=(event,)))
+    async def _update(self, text: str, change: Callable[[Job], Job], *, detail: dict[str, str] | None = None) -> None:
+        """Apply a transition to the row, which others may only ask to cancel or, where the hosts are lost, end (then: Stale)."""
+        writing = asyncio.create_task(
+            asyncio.to_thread(
+                self.store.update_job,
+                self.cluster.id,
+                self.job.number,
+                change,
+                owner=self.owner,
+                text=text,
+                detail=detail,
+            )
+        )
         try:
-            return await asyncio.shield(writing)
+            self.job = await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait([writing])
+            await asyncio.wait([writing])  # a write is not left behind when the gang is dropped: its row is read next
             raise
-
-    def _event(self, text: str, job: Job, detail: dict[str, Any]) -> Event:
-        label = {"state": job.state.value, **detail}
-        return Event(time=time.time(), cluster_id=job.cluster_id, job=job.number, kind="state", text=text, detail=label)
 
     async def _note(self, text: str) -> None:
         event = Event(time=time.time(), cluster_id=self.cluster.id, job=self.job.number, kind="progress", text=text)
@@ -416,7 +395,7 @@ class Gang:
             user=self.job.user,
             submitted=self.job.submitted,
             cache_dir=self.fleet.cache_dir,
-            attempt=self.job.attempt,
+            attempt=self.job.attempt.number,
         )
 
     def _blame(self, phase: str, end: Exit) -> str:

@@ -60,7 +60,7 @@ ACTIVE: frozenset[JobState] = frozenset(
 Goal = Literal["up", "stopped", "gone"]
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProvisionAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One try to get a cluster's hosts: where, for how long it was billed, and how it ended."""
 
     provider: str
@@ -73,36 +73,48 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """A named set of slices, what it was asked to be (`goal`), and what it is (`state`)."""
+class CapacitySearch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a cluster's hosts may come from, what was tried, and what comes next (`provisioning.py`)."""
 
-    id: str
-    name: str
-    user: str
-    state: ClusterState
-    goal: Goal
-    order: Order
-    hosts: tuple[Host, ...] = ()
-    autostop: Autostop | None = None
-    created: float
-    up_since: float | None = None
-    ended: float | None = None
-    active_at: float  # last time a job ended or was submitted; autostop counts from here
-    billed_s: float = 0.0  # seconds UP before `up_since`
-    spent: float = 0.0  # dollars before `up_since`, each stretch at the price of where it was
-    reason: str = ""
     candidates: tuple[
         tuple[Order, ...], ...
-    ] = ()  # every way it may be made, one zone each; groups in the task's order
+    ] = ()  # every way it may be created, one zone each; groups in the task's order
     left: tuple[Order, ...] = ()  # those not yet tried in this round, best first
     untried: tuple[str, ...] = ()  # places that are no candidates, each with the reason
-    attempts: tuple[Attempt, ...] = ()  # what was tried, oldest first
+    attempts: tuple[ProvisionAttempt, ...] = ()  # what was tried, oldest first
     rounds: int = 0  # how often every candidate has failed
-    retry: bool = False  # go round again when every candidate has failed
+    retry: bool = False  # start over when every candidate has failed
     clearing: bool = False  # delete what is there, then take the next candidate
     recovering: bool = False  # its hosts were lost, and a job waits for new ones
     generation: int = 0  # counts the times hosts were asked for
     not_before: float = 0.0  # no try earlier than this
+
+
+class Billing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long a cluster was up and what that cost."""
+
+    up_since: float | None = None
+    billed_s: float = 0.0  # seconds up before `up_since`
+    spent: float = 0.0  # dollars before `up_since`, each interval at the price of where it was
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """A named set of slices, what it should be (`goal`), and what it is (`state`, with the `reason` for people)."""
+
+    id: str
+    name: str
+    user: str
+    created: float
+    ended: float | None = None
+    goal: Goal
+    state: ClusterState
+    reason: str = ""
+    order: Order
+    hosts: tuple[Host, ...] = ()
+    autostop: Autostop | None = None
+    active_at: float  # last time a job ended or was submitted; autostop counts from here
+    search: CapacitySearch = CapacitySearch()
+    billing: Billing = Billing()
     version: int = 0
 
     @property
@@ -156,6 +168,26 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"exited with code {self.code}"
 
 
+class JobAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The attempt a job is in, and what a resumed or later one needs to know of the earlier ones."""
+
+    number: int = 1
+    started: float | None = None
+    pids: dict[str, list[int]] = {}  # label of a phase -> pid by rank, of every attempt
+    skew_ms: tuple[int, ...] = ()  # by rank: what to add to its host's clock
+    error_restarts: int = 0
+    recovering_since: float | None = None
+    lost_generation: int | None = None  # it needs other hosts than those of this generation of the cluster
+
+
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a job ended."""
+
+    ended: float | None = None
+    exits: tuple[Exit, ...] = ()
+    blamed_rank: int | None = None  # whose exit failed the gang
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One gang on a cluster. `number` counts from 1 on each cluster; `key` is unique everywhere."""
 
@@ -163,26 +195,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     name: str | None
     user: str
-    state: JobState
+    submitted: float
     task: Task
     files: tuple[FileTree, ...] = ()
-    secret_box: bytes = b""  # encrypted; see control.secrets
+    sealed_secrets: bytes = b""  # encrypted; see control/vault.py
     run_setup: bool = True
-    exclusive: bool = True  # False: beside the queue, because its task names no chips
-    gang: bool = True  # False: `podway run`, which each host sees through whatever the others do
-    submitted: float
-    started: float | None = None
-    ended: float | None = None
-    exits: tuple[Exit, ...] = ()
-    pids: dict[str, list[int]] = {}  # label of a phase -> pid by rank, of every attempt
-    reason: str = ""
-    cancel: bool = False
-    down_after: bool = False  # take the cluster down when this job ends
-    skew_ms: tuple[int, ...] = ()  # by rank: what to add to its host's clock
-    attempt: int = 1
-    error_restarts: int = 0
-    recovering_since: float | None = None
-    lost_generation: int | None = None  # it needs other hosts than those of this generation of the cluster
+    exclusive: bool = True  # False: bypasses the queue, because its task names no chips
+    gang: bool = True  # False: `podway run`, where each host finishes whatever the others do
+    state: JobState
+    reason: str = ""  # why it is in this state, for people
+    cancel: bool = False  # somebody asked for it to end
+    attempt: JobAttempt = JobAttempt()
+    outcome: JobOutcome = JobOutcome()
     version: int = 0
 
     @property
@@ -191,13 +215,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.cluster_id}-{self.number}"
 
     @property
-    def mark(self) -> str:
+    def agent_job_id(self) -> str:
         """The name this attempt has on its hosts: what was cancelled there never starts again, so each has its own."""
-        return self.key if self.attempt == 1 else f"{self.key}.{self.attempt}"
+        return self.key if self.attempt.number == 1 else f"{self.key}.{self.attempt.number}"
 
     def label(self, phase: str) -> str:
         """The name of a phase of this attempt in `pids`, logs and the archive."""
-        return phase_label(phase, self.attempt)
+        return phase_label(phase, self.attempt.number)
 
     @property
     def done(self) -> bool:

@@ -26,7 +26,7 @@ def comes_back(job: Job, cause: Cause) -> bool:
     recovery = job.task.recovery
     if recovery is None or job.cancel or not job.run_setup or cause not in recovery.events:
         return False
-    return cause == "interruption" or job.error_restarts < recovery.max_restarts_on_errors
+    return cause == "interruption" or job.attempt.error_restarts < recovery.max_restarts_on_errors
 
 
 def survives_loss(job: Job) -> bool:
@@ -38,7 +38,7 @@ def survives_loss(job: Job) -> bool:
 
 def needs_new_hosts(job: Job, generation: int) -> bool:
     """True until the cluster has other hosts than those the job lost."""
-    return job.state is JobState.RECOVERING and job.lost_generation == generation
+    return job.state is JobState.RECOVERING and job.attempt.lost_generation == generation
 
 
 def is_patient(job: Job) -> bool:
@@ -53,5 +53,5 @@ def overdue(job: Job, now: float) -> bool:
     if recovery is None or recovery.duration_s is None:
         return False
     if job.state is JobState.RECOVERING:
-        return now - (job.recovering_since or now) > recovery.duration_s
+        return now - (job.attempt.recovering_since or now) > recovery.duration_s
     return job.state is JobState.PENDING and now - job.submitted > recovery.duration_s

@@ -1,9 +1,13 @@
 """What Podway knows, kept in SQLite (WAL) or PostgreSQL.
 
 Every change of a cluster or job is a guarded write: `UPDATE ... WHERE version = the one that was read`, and for the things
-only a cluster's controller may change, `AND owner = me`. A write that finds its row changed raises `Stale`; the caller reads
-again and decides again. So two servers on one database never act twice, and a server that was asleep too long finds out
-before it does harm. Methods are synchronous and short; async callers go through a thread.
+only a cluster's controller may change, `AND owner = me`. So two servers on one database never act twice, and a server that was
+asleep too long finds out before it does harm. There are two ways to write:
+
+    update, update_job      apply a transition to the row as it is now, and again when another write came in between
+    save_cluster, save_job  write a value that was decided on what was read; `Stale` when the row has changed since
+
+Reads never take SQLite's write lock. Methods are synchronous and short; async callers go through a thread.
 """
 
 import hashlib
@@ -15,19 +19,25 @@ from pathlib import Path
 import msgspec
 import sqlalchemy as sa
 
-from podway.control.failover import Place, Record, place_of
+from podway.control.failover import Place, PlaceRecord, place_of
+from podway.control.migrations import prepare
 from podway.control.records import Cluster, ClusterState, Event, Job
-from podway.control.tables import SCHEMA, clusters, events, info, jobs, meta, tokens, tries
+from podway.control.tables import READ_ONLY, clusters, events, jobs, tokens, tries
 from podway.decoding import from_json
 from podway.errors import UserError
 from podway.extras import explain
 from podway.order import Order
 
+UPDATE_TRIES = 50
 EVENTS_KEPT = 2000  # for each cluster; older ones are dropped as new ones come
 
 
 class Stale(Exception):
     """The row changed since it was read, or is no longer ours."""
+
+
+class AlreadyEnded(Stale):
+    """The job has ended, and an ended job never changes."""
 
 
 def open_store(url: str) -> "Store":
@@ -42,9 +52,9 @@ def open_store(url: str) -> "Store":
         ) from None
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _tune_sqlite)
-        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        sa.event.listen(engine, "begin", _begin_sqlite)
     try:
-        _prepare(engine)
+        prepare(engine)
     except sa.exc.OperationalError as error:
         reason = str(error.orig).splitlines()[0]
         raise UserError(
@@ -66,16 +76,10 @@ def _tune_sqlite(connection: object, _record: object) -> None:
     cursor.close()
 
 
-def _prepare(engine: sa.Engine) -> None:
-    with engine.begin() as db:
-        if engine.dialect.name == "postgresql":
-            db.execute(sa.text("SELECT pg_advisory_xact_lock(7236)"))  # two servers starting at once make tables once
-        meta.create_all(db)
-        found = db.execute(sa.select(info.c.value).where(info.c.key == "schema")).scalar()
-        if found is None:
-            db.execute(sa.insert(info).values(key="schema", value=str(SCHEMA)))
-        elif int(found) > SCHEMA:
-            raise UserError(f"the database is of a newer Podway (schema {found})", "update Podway on this machine")
+def _begin_sqlite(connection: sa.Connection) -> None:
+    # A transaction that will write takes the lock at once: one that read first could not wait for it. Readers need none (WAL).
+    reads = READ_ONLY.items() <= connection.get_execution_options().items()
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
 class Store:
@@ -83,6 +87,7 @@ class Store:
 
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
+        self.reader = engine.execution_options(**READ_ONLY)
         self.written: Callable[[str], None] = lambda cluster_id: None  # told of every write, after it is durable
 
     # clusters
@@ -109,7 +114,7 @@ class Store:
 
     def cluster(self, cluster_id: str) -> Cluster | None:
         """By id, alive or gone."""
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             row = db.execute(sa.select(clusters).where(clusters.c.id == cluster_id)).first()
         return None if row is None else _cluster(row)
 
@@ -118,14 +123,14 @@ class Store:
         query = sa.select(clusters).where(clusters.c.live_name == name)
         if gone:
             query = sa.select(clusters).where(clusters.c.name == name).order_by(clusters.c.created.desc()).limit(1)
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             row = db.execute(query).first()
         return None if row is None else _cluster(row)
 
     def live_clusters(self) -> list[Cluster]:
         """Every cluster that is not gone, oldest first."""
         query = sa.select(clusters).where(clusters.c.live_name.is_not(None)).order_by(clusters.c.created)
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             return [_cluster(row) for row in db.execute(query)]
 
     def past_clusters(self, since: float, limit: int = 1000) -> list[Cluster]:
@@ -136,7 +141,7 @@ class Store:
             .order_by(clusters.c.created.desc())
             .limit(limit)
         )
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             return [_cluster(row) for row in db.execute(query)]
 
     def save_cluster(self, cluster: Cluster, *, owner: str | None = None, events: tuple[Event, ...] = ()) -> Cluster:
@@ -158,6 +163,26 @@ class Store:
         self.written(cluster.id)
         return new
 
+    def update(
+        self, cluster_id: str, change: Callable[[Cluster], Cluster], *, owner: str | None = None, text: str = ""
+    ) -> Cluster:
+        """Apply a transition, with `text` as its event; the new value. `Stale` when the cluster is gone or not `owner`'s."""
+        seen = -1
+        for _ in range(UPDATE_TRIES):
+            old = self.cluster(cluster_id)
+            if (
+                old is None or not old.live or old.version == seen
+            ):  # the same version refused twice: the owner is another
+                raise Stale(f"cluster {cluster_id} is gone or is driven by another server")
+            new = change(old)
+            if new == old:
+                return old
+            try:
+                return self.save_cluster(new, owner=owner, events=_told(new, text))
+            except Stale:
+                seen = old.version
+        raise Stale(f"cluster {cluster_id} keeps changing")
+
     def claim(self, cluster_id: str, owner: str, until: float, dead: tuple[str, ...] = ()) -> bool:
         """Take or keep the lease on a cluster; also from owners known to be dead, without waiting them out."""
         free = sa.or_(
@@ -175,7 +200,7 @@ class Store:
         query = sa.select(clusters.c.id, clusters.c.owner, clusters.c.lease_until).where(
             clusters.c.live_name.is_not(None)
         )
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             return [(row[0], row[1], row[2]) for row in db.execute(query)]
 
     def pulse(self) -> dict[str, tuple[int, int, int]]:
@@ -184,7 +209,7 @@ class Store:
             clusters.c.live_name.is_not(None)
         )
         work = sa.select(jobs.c.cluster_id, sa.func.sum(jobs.c.version)).where(jobs.c.open).group_by(jobs.c.cluster_id)
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             moved = {row[0]: int(row[1] or 0) for row in db.execute(work)}
             return {row[0]: (row[1], row[2], moved.get(row[0], -1)) for row in db.execute(versions)}
 
@@ -226,7 +251,7 @@ class Store:
     def job(self, cluster_id: str, number: int) -> Job | None:
         """One job."""
         query = sa.select(jobs).where(jobs.c.cluster_id == cluster_id, jobs.c.number == number)
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             row = db.execute(query).first()
         return None if row is None else _job(row)
 
@@ -236,13 +261,13 @@ class Store:
         if open_only:
             query = query.where(jobs.c.open)
         query = query.order_by(jobs.c.number.desc()).limit(limit)
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             return [_job(row) for row in db.execute(query)][::-1]
 
     def open_job_counts(self) -> dict[str, int]:
         """How many jobs of each cluster have not ended."""
         query = sa.select(jobs.c.cluster_id, sa.func.count()).where(jobs.c.open).group_by(jobs.c.cluster_id)
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             return {row[0]: int(row[1]) for row in db.execute(query)}
 
     def save_job(self, job: Job, *, owner: str | None = None, events: tuple[Event, ...] = ()) -> Job:
@@ -269,6 +294,33 @@ class Store:
         self.written(job.cluster_id)
         return new
 
+    def update_job(
+        self,
+        cluster_id: str,
+        number: int,
+        change: Callable[[Job], Job],
+        *,
+        owner: str | None = None,
+        text: str = "",
+        detail: dict[str, str] | None = None,
+    ) -> Job:
+        """As `update`; `AlreadyEnded` for a job that has ended."""
+        seen = -1
+        for _ in range(UPDATE_TRIES):
+            old = self.job(cluster_id, number)
+            if old is None or old.version == seen:
+                raise Stale(f"job {number} is gone or is driven by another server")
+            if old.done:
+                raise AlreadyEnded(f"job {number} has ended")
+            new = change(old)
+            if new == old:
+                return old
+            try:
+                return self.save_job(new, owner=owner, events=_told(new, text, detail))
+            except Stale:
+                seen = old.version
+        raise Stale(f"job {number} keeps changing")
+
     # events
 
     def add_event(self, event: Event) -> None:
@@ -285,17 +337,17 @@ class Store:
             .order_by(events.c.id)
             .limit(limit)
         )
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             rows = db.execute(query).all()
         return [msgspec.structs.replace(from_json(row.body, Event), id=row.id) for row in rows]
 
     # tries to get hosts
 
-    def tries(self) -> dict[Place, Record]:
+    def tries(self) -> dict[Place, PlaceRecord]:
         """How they went, by place."""
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             return {
-                (row.provider, row.accelerator_type or None, row.zone or None, bool(row.spot)): Record(
+                (row.provider, row.accelerator_type or None, row.zone or None, bool(row.spot)): PlaceRecord(
                     good=row.good, bad=row.bad, at=row.at
                 )
                 for row in db.execute(sa.select(tries))
@@ -303,7 +355,7 @@ class Store:
 
     def providers_used(self) -> tuple[str, ...]:
         """Every provider that was ever asked for hosts here."""
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             past = {row[0] for row in db.execute(sa.select(tries.c.provider).distinct())}
         return tuple(sorted(past | {cluster.order.provider for cluster in self.live_clusters()}))
 
@@ -315,7 +367,7 @@ class Store:
                 key = {"provider": provider, "accelerator_type": kind or "", "zone": zone or "", "spot": spot}
                 same = [tries.c[name] == value for name, value in key.items()]
                 row = db.execute(sa.select(tries).where(*same)).first()
-                old = Record(good=row.good, bad=row.bad, at=row.at) if row else Record()
+                old = PlaceRecord(good=row.good, bad=row.bad, at=row.at) if row else PlaceRecord()
                 values = msgspec.structs.asdict(old.plus(good, now))
                 db.execute(
                     sa.update(tries).where(*same).values(**values) if row else sa.insert(tries).values(**key, **values)
@@ -332,7 +384,7 @@ class Store:
 
     def user_of(self, token: str) -> tuple[str, bool] | None:
         """(user, admin) of a token, or None."""
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             row = db.execute(sa.select(tokens.c.user, tokens.c.admin).where(tokens.c.digest == _digest(token))).first()
         return None if row is None else (row[0], bool(row[1]))
 
@@ -343,7 +395,7 @@ class Store:
 
     def users(self) -> list[tuple[str, bool, float]]:
         """(user, admin, created) of every token."""
-        with self.engine.connect() as db:
+        with self.reader.connect() as db:
             return [
                 (row.user, bool(row.admin), row.created)
                 for row in db.execute(sa.select(tokens).order_by(tokens.c.created))
@@ -365,6 +417,15 @@ def _cluster(row: sa.Row[tuple[object, ...]]) -> Cluster:
 
 def _job(row: sa.Row[tuple[object, ...]]) -> Job:
     return msgspec.structs.replace(from_json(row.body, Job), version=row.version)
+
+
+def _told(new: Cluster | Job, text: str, detail: dict[str, str] | None = None) -> tuple[Event, ...]:
+    """The event of a change, if it is told."""
+    if not text:
+        return ()
+    cluster_id, job = (new.cluster_id, new.number) if isinstance(new, Job) else (new.id, None)
+    label = {"state": new.state.value, **(detail or {})}
+    return (Event(time=time.time(), cluster_id=cluster_id, job=job, text=text, detail=label),)
 
 
 def _add_events(db: sa.Connection, new: tuple[Event, ...]) -> None:

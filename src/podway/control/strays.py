@@ -114,7 +114,7 @@ class Strays:
         """(provider, cluster) of every live row, wherever it was tried for."""
         live = await asyncio.to_thread(self.store.live_clusters)
         known = {(cluster.order.provider, cluster.name) for cluster in live}
-        return known | {(attempt.provider, cluster.name) for cluster in live for attempt in cluster.attempts}
+        return known | {(attempt.provider, cluster.name) for cluster in live for attempt in cluster.search.attempts}
 
     async def _tell(self) -> None:
         """Once for each: in the log, and as an event."""

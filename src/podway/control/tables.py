@@ -2,12 +2,13 @@
 
 A cluster's and a job's changing parts are columns where they are searched or guarded, and one JSON `body` otherwise.
 `live_name` is unique and NULL once a cluster is gone: a name is taken exactly as long as something of it lives.
+These are the tables of the newest schema; `migrations.py` brings older databases to it, and counts schemas.
 """
 
 import sqlalchemy as sa
 
-SCHEMA = 1
 meta = sa.MetaData()
+READ_ONLY = {"podway_read_only": True}  # execution options of a connection that takes no write lock (store.py)
 
 info = sa.Table("podway_info", meta, sa.Column("key", sa.String, primary_key=True), sa.Column("value", sa.String))
 

@@ -12,13 +12,14 @@ from collections.abc import Callable
 import msgspec
 
 from podway import crash
+from podway.control import transitions
 from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
 from podway.control.fitness import remarks
-from podway.control.provisioning import begun
-from podway.control.records import ENDED, Cluster, ClusterState, Event, Job, JobState, default_name
-from podway.control.secret_box import SecretBox
-from podway.control.store import Stale, Store
+from podway.control.provisioning import begin_attempt
+from podway.control.records import CapacitySearch, Cluster, ClusterState, Event, Job, JobState, default_name
+from podway.control.store import AlreadyEnded, Stale, Store
+from podway.control.vault import SecretVault
 from podway.errors import UserError
 from podway.hosts.manifest import FileTree
 from podway.launch_options import LaunchRequest
@@ -55,10 +56,10 @@ class Control:
     """The verbs over one store."""
 
     def __init__(
-        self, *, store: Store, box: SecretBox, provider: Callable[[str], Provider], wake: Callable[[str], None]
+        self, *, store: Store, vault: SecretVault, provider: Callable[[str], Provider], wake: Callable[[str], None]
     ) -> None:
         self.store = store
-        self.box = box
+        self.vault = vault
         self.provider = provider
         self.wake = wake
 
@@ -106,7 +107,7 @@ class Control:
         autostop = request.options.autostop or request.task.autostop
         if autostop is not None and autostop != cluster.autostop:
             # After the job: an idle cluster with a short rest would otherwise be gone before its job came.
-            cluster = self._change(cluster, "autostop set", autostop=autostop)
+            cluster = self._change(cluster, "autostop set", lambda row: transitions.set_autostop(row, autostop))
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=number, created=created)
 
@@ -152,7 +153,7 @@ class Control:
         if not numbers and not every:
             chosen = open_jobs[-1:]
         for job in chosen:
-            self._wish_cancel(job)
+            self._request_cancel(job)
         crash.point("cancel.marked")
         self.wake(cluster.id)
         return [job.number for job in chosen]
@@ -168,7 +169,7 @@ class Control:
         if cluster.goal == "gone":
             raise UserError(f"cluster {name} is being taken down", "wait until it is gone", status=409)
         if cluster.goal != "stopped":
-            cluster = self._change(cluster, "is stopping", goal="stopped", state=ClusterState.STOPPING)
+            cluster = self._change(cluster, "is stopping", transitions.request_stop)
             crash.point("stop.marked")
             self.wake(cluster.id)
         return cluster
@@ -183,7 +184,7 @@ class Control:
         """Delete the cluster and everything it made."""
         cluster = self._live(name)
         if cluster.goal != "gone":
-            cluster = self._change(cluster, "is being taken down", goal="gone", state=ClusterState.TERMINATING)
+            cluster = self._change(cluster, "is being taken down", transitions.request_down)
             crash.point("down.marked")
         self.wake(cluster.id)
         return cluster
@@ -196,7 +197,8 @@ class Control:
             refusal = refuse_stop(self.provider(cluster.order.provider), cluster.order)
             if refusal:
                 raise UserError(f"cluster {name} cannot be stopped: {refusal}", "use autostop with --down", status=409)
-        cluster = self._change(cluster, text, autostop=autostop, active_at=time.time())
+        now = time.time()
+        cluster = self._change(cluster, text, lambda row: transitions.set_autostop(row, autostop, now))
         self.wake(cluster.id)
         return cluster
 
@@ -245,13 +247,15 @@ class Control:
             order=order,
             created=now,
             active_at=now,
-            candidates=choice.candidates,
-            left=left,
-            untried=choice.untried,
-            retry=request.options.retry_until_up,
-            generation=1,
+            search=CapacitySearch(
+                candidates=choice.candidates,
+                left=left,
+                untried=choice.untried,
+                retry=request.options.retry_until_up,
+                generation=1,
+            ),
         )
-        cluster = msgspec.structs.replace(cluster, attempts=begun(cluster, now))
+        cluster = begin_attempt(cluster, now)
         try:
             self.store.add_cluster(cluster)
         except Stale:
@@ -274,7 +278,7 @@ class Control:
                 f"cluster {cluster.name} is being taken down", "wait until it is gone, or use another name", status=409
             )
         if cluster.goal == "stopped":
-            return self._change(cluster, "is starting", goal="up", state=ClusterState.INIT)
+            return self._change(cluster, "is starting", transitions.request_start)
         return cluster
 
     def _queue(
@@ -297,7 +301,7 @@ class Control:
             state=JobState.PENDING,
             task=without_secrets(task),
             files=files,
-            secret_box=self.box.seal(task.secrets),
+            sealed_secrets=self.vault.seal(task.secrets),
             run_setup=setup,
             exclusive=any(resources.accelerator is not None for resources in task.resources),
             gang=gang,
@@ -309,29 +313,21 @@ class Control:
         except Stale:
             raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
 
-    def _wish_cancel(self, job: Job) -> None:
-        for _ in range(20):
-            if job.state in ENDED or job.cancel:
-                return
-            try:
-                self.store.save_job(msgspec.structs.replace(job, cancel=True, reason="cancelled by the user"))
-                return
-            except Stale:
-                job = self.store.job(job.cluster_id, job.number) or job
-        raise UserError(f"job {job.number} keeps changing", "cancel it again", status=409)
+    def _request_cancel(self, job: Job) -> None:
+        try:
+            self.store.update_job(
+                job.cluster_id, job.number, lambda row: transitions.request_cancel(row, "cancelled by the user")
+            )
+        except AlreadyEnded:
+            return
+        except Stale:
+            raise UserError(f"job {job.number} keeps changing", "cancel it again", status=409) from None
 
-    def _change(self, cluster: Cluster, text: str, **changes: object) -> Cluster:
-        for _ in range(20):
-            new = msgspec.structs.replace(cluster, **changes)
-            event = Event(time=time.time(), cluster_id=new.id, text=text, detail={"state": new.state.value})
-            try:
-                return self.store.save_cluster(new, events=(event,))
-            except Stale:
-                fresh = self.store.cluster(cluster.id)
-                if fresh is None or not fresh.live:
-                    raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
-                cluster = fresh
-        raise UserError(f"cluster {cluster.name} keeps changing", "run the command again", status=409)
+    def _change(self, cluster: Cluster, text: str, change: Callable[[Cluster], Cluster]) -> Cluster:
+        try:
+            return self.store.update(cluster.id, change, text=text)
+        except Stale:
+            raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
 
 
 def _does_something(task: Task) -> bool:

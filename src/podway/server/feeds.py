@@ -33,10 +33,10 @@ class Watched(Protocol):
 
 def width(cluster: Cluster, job: Job) -> int:
     """How many ranks a log position counts: those the job has, or the most it can get in any of its attempts."""
-    have = max((len(pids) for pids in job.pids.values()), default=0)
+    have = max((len(pids) for pids in job.attempt.pids.values()), default=0)
     if have and job.task.recovery is None:
         return have
-    candidates = [order.hosts for group in cluster.candidates for order in group]
+    candidates = [order.hosts for group in cluster.search.candidates for order in group]
     return max([1, have, len(cluster.hosts), cluster.order.hosts, *candidates])
 
 
@@ -53,14 +53,14 @@ class Feed:
     async def now(self, label: str, offset: int, wait: float = 0.0, limit: int = READ) -> Chunk:
         """What is there of a phase from an offset; `ended` when nothing more can come."""
         job, (phase, attempt) = self.job, phase_of(label)
-        over = attempt < job.attempt or job.state is JobState.RECOVERING
+        over = attempt < job.attempt.number or job.state is JobState.RECOVERING
         if over or (job.done and self.services.archive.complete(job)):
             data, times = await asyncio.to_thread(self.services.archive.read, job, self.rank, label, offset, limit)
             return Chunk(data=data, times=times, next=offset + len(data), ended=not data, pid=self._pid(label))
-        if label not in job.pids or self.rank >= min(len(self.cluster.hosts), len(job.pids[label])):
-            return Chunk(data=b"", times=[], next=offset, ended=job.done or label in job.pids)
+        if label not in job.attempt.pids or self.rank >= min(len(self.cluster.hosts), len(job.attempt.pids[label])):
+            return Chunk(data=b"", times=[], next=offset, ended=job.done or label in job.attempt.pids)
         link = self._host().link
-        reply = await link.call("follow", job=job.mark, phase=phase, offset=offset, limit=limit, wait=wait)
+        reply = await link.call("follow", job=job.agent_job_id, phase=phase, offset=offset, limit=limit, wait=wait)
         found = reply.fields
         ended = bool(found.get("end")) or (job.done and not reply.body)
         return Chunk(
@@ -71,14 +71,14 @@ class Feed:
         """How much there is of a phase now."""
         job, (phase, attempt) = self.job, phase_of(label)
         if (
-            attempt < job.attempt
+            attempt < job.attempt.number
             or job.state is JobState.RECOVERING
             or (job.done and self.services.archive.complete(job))
         ):
             return await asyncio.to_thread(self.services.archive.size, job, self.rank, label)
         if self.rank >= len(self.cluster.hosts):
             return 0
-        reply = await self._host().link.call("follow", job=job.mark, phase=phase, offset=0, limit=1, wait=0.0)
+        reply = await self._host().link.call("follow", job=job.agent_job_id, phase=phase, offset=0, limit=1, wait=0.0)
         return int(reply.fields.get("output_size") or 0)
 
     def _host(self) -> HostSession:
@@ -90,7 +90,7 @@ class Feed:
         return self._session
 
     def _pid(self, label: str) -> int | None:
-        pids = self.job.pids.get(label)
+        pids = self.job.attempt.pids.get(label)
         return pids[self.rank] if pids and self.rank < len(pids) else None
 
     def close(self) -> None:
@@ -115,18 +115,18 @@ class RankFeed:
             attempt += 1
             job = self.watcher.job
             label = phase_label("setup", attempt)
-            if (job.run_setup and job.task.setup.strip()) or label in job.pids:
+            if (job.run_setup and job.task.setup.strip()) or label in job.attempt.pids:
                 yield label
             yield phase_label("run", attempt)
             job = self.watcher.job
             last = job.done or not self.watcher.keep or job.task.recovery is None
-            if last and attempt >= job.attempt:
+            if last and attempt >= job.attempt.number:
                 return
 
     async def tail_offsets(self, lines: int) -> list[tuple[str, int]]:
         """For each phase that has output, where its part of this rank's last so many lines begins."""
         found, left = [], lines
-        begun = [label for label, pids in self.watcher.job.pids.items() if self.rank < len(pids)]
+        begun = [label for label, pids in self.watcher.job.attempt.pids.items() if self.rank < len(pids)]
         with contextlib.suppress(ProviderError):  # then the log is read from its beginning, and says what is wrong
             for label in reversed(begun):
                 size = await self._feed.size(label)
@@ -159,10 +159,10 @@ class RankFeed:
         watcher = self.watcher
         job = watcher.job
         self._feed.cluster, self._feed.job = watcher.cluster, job
-        if phase in job.pids or job.done:
+        if phase in job.attempt.pids or job.done:
             return await self._feed.now(phase, offset, wait, limit)
         name, attempt = phase_of(phase)
-        if attempt < job.attempt or (name == "setup" and phase_label("run", attempt) in job.pids):
+        if attempt < job.attempt.number or (name == "setup" and phase_label("run", attempt) in job.attempt.pids):
             return Chunk(data=b"", times=[], next=offset, ended=True)
         if wait:
             with contextlib.suppress(TimeoutError):

@@ -30,9 +30,9 @@ from podway.control.archive import Archive
 from podway.control.controller import Parts
 from podway.control.housekeeping import keep_tidy
 from podway.control.reconcile import Reconciler, owner_name
-from podway.control.secret_box import SecretBox
 from podway.control.store import open_store, sqlite_url
 from podway.control.strays import Strays
+from podway.control.vault import SecretVault
 from podway.control.verbs import Control
 from podway.errors import UserError
 from podway.home import home
@@ -44,6 +44,7 @@ from podway.server.routes import Services
 from podway.server.streams import Streams
 
 log = logging.getLogger("podway.server")
+REFUSED = 2  # the exit code of a server that cannot run as it is asked to; 1: another one runs already
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         log.error("%s", error)
         print(f"Error: {error}", file=sys.stderr)
-        return 1
+        return REFUSED
     return 0
 
 
@@ -92,13 +93,19 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         return providers[name]
 
     blobs, archive = BlobStore(place / "blobs"), Archive(place / "logs")
-    box = SecretBox(place / "secret.key")
+    vault = SecretVault(place / "secret.key")
     cache = place / "jax-cache"
     parts = Parts(
-        store=store, blobs=blobs, box=box, archive=archive, provider=provider, cache_dir=str(cache), owner=owner_name()
+        store=store,
+        blobs=blobs,
+        vault=vault,
+        archive=archive,
+        provider=provider,
+        cache_dir=str(cache),
+        owner=owner_name(),
     )
     reconciler = Reconciler(parts)
-    control = Control(store=store, box=box, provider=provider, wake=reconciler.wake)
+    control = Control(store=store, vault=vault, provider=provider, wake=reconciler.wake)
     strays = Strays(store, provider, asyncio.get_running_loop())
     services = Services(
         control=control,

@@ -1,10 +1,12 @@
 """Starting this machine's own server: once, detached, ready when this returns."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ def start_server(place: Path) -> None:
     before = _stamp(place)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or value}
     with open(place / "server.out", "ab") as out:
+        said_before = out.tell()
         child = subprocess.Popen(
             [sys.executable, "-m", "podway.server.main"],
             stdin=subprocess.DEVNULL,
@@ -37,7 +40,18 @@ def start_server(place: Path) -> None:
         if child.poll() == 1 and _stamp(place) is not None and _answers(place):
             return  # another command started it a moment ago
         time.sleep(0.02)
-    raise UserError("the Podway server did not start", f"see why in {place / 'server.log'} and {place / 'server.out'}")
+    raise _why_not(place, said_before)
+
+
+def _why_not(place: Path, said_before: int) -> UserError:
+    """What the server itself said, where it was a sentence for people."""
+    with contextlib.suppress(OSError), open(place / "server.out", "rb") as out:
+        out.seek(said_before)
+        lines = out.read(1 << 16).decode(errors="replace").splitlines()
+        for line, hint in pairwise([*lines, ""]):
+            if line.startswith("Error: "):
+                return UserError(f"the Podway server did not start: {line.removeprefix('Error: ')}", hint.strip())
+    return UserError("the Podway server did not start", f"see why in {place / 'server.log'} and {place / 'server.out'}")
 
 
 def _stamp(place: Path) -> tuple[int, int] | None:

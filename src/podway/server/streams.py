@@ -83,7 +83,9 @@ class Streams:
         """The bytes of one rank's phase, as they are."""
         cluster, job = await self._job(request)
         rank, phase = _whole(request.query_params.get("rank"), "rank") or 0, request.query_params.get("phase", "run")
-        labels = {phase_label(name, attempt) for name in ("setup", "run") for attempt in range(1, job.attempt + 1)}
+        labels = {
+            phase_label(name, attempt) for name in ("setup", "run") for attempt in range(1, job.attempt.number + 1)
+        }
         if not 0 <= rank < width(cluster, job) or phase not in labels:
             raise UserError(
                 f"there is no output of rank {rank}, phase {phase!r}", "give a rank, and setup or run", status=404
@@ -108,7 +110,7 @@ class Streams:
         fleet = Fleet(self.services.provider(cluster.order.provider), cluster)
 
         async def ask(session: HostSession) -> api.UsageView:
-            found = await session.call("usage", job=job.mark, patience=2.0)
+            found = await session.call("usage", job=job.agent_job_id, patience=2.0)
             return api.UsageView(
                 rank=session.host.rank,
                 cpu_s=float(found.get("cpu_s") or 0),
@@ -229,12 +231,10 @@ class Watcher:
         return api.Frame(kind="event", text=event.text, event=event.id, time=event.time, state=state)
 
     def _end(self) -> api.Frame:
-        job = self.job
-        tail = ""
-        if job.exits and any(not end.ok for end in job.exits) and job.reason:
-            blamed = next((end.rank for end in job.exits if f"(rank {end.rank}," in job.reason), None)
-            tail = self.services.archive.tail(job, blamed) if blamed is not None else ""
-        return api.Frame(kind="end", state=job.state.value, reason=job.reason, tail=tail, time=job.ended or time.time())
+        job, blamed = self.job, self.job.outcome.blamed_rank
+        tail = self.services.archive.tail(job, blamed) if blamed is not None else ""
+        ended = job.outcome.ended or time.time()
+        return api.Frame(kind="end", state=job.state.value, reason=job.reason, tail=tail, time=ended)
 
     async def _tail_start(self, feeds: list[RankFeed]) -> Cursor:
         """Where each rank's last lines begin: the rest of a long log is not read at all."""
@@ -253,12 +253,12 @@ class Watcher:
     async def _log(self) -> None:
         """Everything the ranks write, in order, as a person reads it."""
         if self.keep:
-            await self._until(lambda: bool(self.job.pids) or self.job.done)
-        if not self.job.pids:
+            await self._until(lambda: bool(self.job.attempt.pids) or self.job.done)
+        if not self.job.attempt.pids:
             return
         self.ips = [""] * width(self.cluster, self.job)  # the cluster may have become another one since
         self._name_hosts()
-        skew = {rank: ms * 1_000_000 for rank, ms in enumerate(self.job.skew_ms) if ms}
+        skew = {rank: ms * 1_000_000 for rank, ms in enumerate(self.job.attempt.skew_ms) if ms}
         feeds = [RankFeed(self, rank) for rank in range(len(self.ips))]
         start = await self._tail_start(feeds) if self.options.tail and self.cursor is None else None
         renderer = Renderer(

@@ -40,7 +40,7 @@ def infra_text(order: Order) -> str:
 def cluster_view(cluster: Cluster, open_jobs: int) -> ClusterView:
     """With the cost so far, where a price is known."""
     now = time.time()
-    billed = cluster.billed_s + (now - cluster.up_since if cluster.up_since else 0.0)
+    billed = cluster.billing.billed_s + (now - cluster.billing.up_since if cluster.billing.up_since else 0.0)
     hourly = cluster.order.hourly_cost
     return ClusterView(
         id=cluster.id,
@@ -55,15 +55,15 @@ def cluster_view(cluster: Cluster, open_jobs: int) -> ClusterView:
         hosts=list(cluster.hosts),
         autostop=cluster.autostop,
         created=cluster.created,
-        up_since=cluster.up_since,
+        up_since=cluster.billing.up_since,
         ended=cluster.ended,
         billed_s=billed,
         hourly_cost=hourly,
-        cost=None if hourly is None else cluster.spent + hourly * (billed - cluster.billed_s) / 3600,
+        cost=None if hourly is None else cluster.billing.spent + hourly * (billed - cluster.billing.billed_s) / 3600,
         reason=cluster.reason,
         open_jobs=open_jobs,
-        recovering=cluster.recovering,
-        attempts=[AttemptView(**msgspec.structs.asdict(attempt)) for attempt in cluster.attempts],
+        recovering=cluster.search.recovering,
+        attempts=[AttemptView(**msgspec.structs.asdict(attempt)) for attempt in cluster.search.attempts],
     )
 
 
@@ -71,7 +71,7 @@ def job_view(cluster: Cluster, job: Job) -> JobView:
     """Without its task: that may be large."""
     exits = [
         ExitView(rank=e.rank, code=e.code, signal=e.signal, lost=e.lost, cpu_s=e.cpu_s, max_rss=e.max_rss)
-        for e in job.exits
+        for e in job.outcome.exits
     ]
     return JobView(
         cluster=cluster.name,
@@ -80,13 +80,13 @@ def job_view(cluster: Cluster, job: Job) -> JobView:
         user=job.user,
         state=job.state.value,
         submitted=job.submitted,
-        started=job.started,
-        ended=job.ended,
+        started=job.attempt.started,
+        ended=job.outcome.ended,
         resources=resources_text(cluster.order),
         reason=job.reason,
         exits=exits,
         exclusive=job.exclusive,
-        attempt=job.attempt,
+        attempt=job.attempt.number,
     )
 
 

@@ -14,7 +14,7 @@ from podway.decoding import from_json
 from podway.errors import UserError
 
 
-class SecretBox:
+class SecretVault:
     """Seals and opens the secrets of jobs."""
 
     def __init__(self, key_file: Path) -> None:
@@ -30,12 +30,12 @@ class SecretBox:
         """Encrypted; empty for no secrets."""
         return self._fernet.encrypt(msgspec.json.encode(values)) if values else b""
 
-    def open(self, box: bytes) -> dict[str, str]:
+    def open(self, sealed: bytes) -> dict[str, str]:
         """The values back."""
-        if not box:
+        if not sealed:
             return {}
         try:
-            return from_json(self._fernet.decrypt(box), dict[str, str])
+            return from_json(self._fernet.decrypt(sealed), dict[str, str])
         except InvalidToken:
             raise UserError("this server cannot open the job's secrets", "submit the job again with --secret") from None
 
