@@ -116,6 +116,11 @@ def provider_words() -> list[str]:
     return sorted(word for row in rows for word in (row.name, *row.aliases))
 
 
+def simulated_names() -> list[str]:
+    """Podway's own simulated providers: what a task is given that names none, where no real one is set up."""
+    return [row.name for row in _OWN.values() if row.simulated]
+
+
 def broken_rows() -> dict[str, str]:
     """Providers of other packages that cannot be loaded: by name, one line that says which package and why."""
     return _third_party().broken

@@ -554,7 +554,7 @@ def test_what_is_made_after_we_stopped_waiting_is_deleted_too(
 
 def test_zones_that_do_not_offer_the_slice_are_named_and_blocked(gcp: GcpProvider, cloud: Running) -> None:
     offers = gcp.offers(Resources(accelerator=Accelerator(type="v6e-8"), placement=Placement(zone="us-west4-z")), 1)
-    assert [(offer.zone, offer.blocked) for offer in offers] == [("us-west4-z", "it is not offered to the project")]
+    assert [(offer.zone, offer.blocked.code) for offer in offers if offer.blocked] == [("us-west4-z", "not_offered")]
     good = gcp.offers(Resources(accelerator=Accelerator(type="v6e-8"), spot="auto"), 1)
     assert {(offer.zone, offer.spot) for offer in good} >= {(EAST, True), (EAST, False)}
     assert not [offer for offer in good if offer.zone == EAST and offer.blocked]
@@ -568,7 +568,7 @@ def test_quota_is_read_before_a_zone_is_tried(gcp: GcpProvider, cloud: Running) 
     def blocked(**wanted: Any) -> dict[tuple[str | None, bool], str]:
         place = Placement(region="us-east5")
         resources = Resources(accelerator=Accelerator(type="v6e-16", **wanted), spot="auto", placement=place)
-        return {(offer.zone, offer.spot): offer.blocked for offer in gcp.offers(resources, 2)}
+        return {(o.zone, o.spot): o.blocked.reason if o.blocked else "" for o in gcp.offers(resources, 2)}
 
     cloud.command("POST", "quota", {"zone": EAST, "limit": 16})
     try:
@@ -584,9 +584,10 @@ def test_quota_is_read_before_a_zone_is_tried(gcp: GcpProvider, cloud: Running) 
         cloud.command("POST", "quota", {"limit": 0, "quota": spot_only})
         fresh = _opened(gcp.account.root)
         wanted = Resources(accelerator=Accelerator(type="v6e-16"), spot="yes", placement=Placement(zone=EAST))
-        assert "is 0" in fresh.offers(wanted, 1)[0].blocked
+        refused = fresh.offers(wanted, 1)[0].blocked
+        assert refused and refused.code == "quota" and "is 0" in refused.reason
         cloud.command("POST", "quota", {"limit": None, "quota": spot_only})
-        assert fresh.offers(wanted, 1)[0].blocked == ""  # granted since: read again before everything is refused
+        assert fresh.offers(wanted, 1)[0].blocked is None  # granted since: read again before everything is refused
     finally:
         for body in ({}, {"zone": EAST}, {"quota": spot_only}):
             cloud.command("POST", "quota", {**body, "limit": None})
@@ -597,7 +598,7 @@ def test_who_may_not_read_quotas_may_try(gcp: GcpProvider, cloud: Running) -> No
     cloud.command("POST", "faults", {"kind": "error", "service": "serviceusage", "status": "PERMISSION_DENIED"})
     try:
         offers = gcp.offers(Resources(accelerator=Accelerator(type="v6e-1"), placement=Placement(zone=EAST)), 1)
-        assert [offer.blocked for offer in offers] == [""]
+        assert [offer.blocked for offer in offers] == [None]
     finally:
         cloud.command("POST", "quota", {"zone": EAST, "limit": None})
 
@@ -610,6 +611,6 @@ def test_a_zone_whose_quota_is_nothing_is_not_tried_twice(gcp: GcpProvider, clou
         finally:
             cloud.command("POST", "quota", {"zone": EAST, "limit": None})
         offers = gcp.offers(Resources(accelerator=Accelerator(type="v6e-1"), placement=Placement(zone=EAST)), 1)
-        assert "quota" in offers[0].blocked
+        assert offers[0].blocked and offers[0].blocked.code == "quota"
 
     asyncio.run(life())

@@ -6,7 +6,7 @@ that ends with nothing can say why each place was not tried.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -15,7 +15,8 @@ from podway.control.failover import Place, PlaceRecord, ranked
 from podway.control.records import Cluster
 from podway.errors import UserError
 from podway.order import Order
-from podway.providers import Offer, Provider
+from podway.provider_table import row_of
+from podway.providers import Blocked, Offer, Provider
 from podway.task.task import Resources, Task
 
 
@@ -34,34 +35,45 @@ def choose(
     tries: Mapping[Place, PlaceRecord],
     *,
     only: str | None = None,
+    usual: Sequence[str],
     valid_until_s: float | None = None,
 ) -> Choice:
-    """Everything there is; a UserError when nothing is left to try. `only` overrides the task's own providers."""
+    """Everything there is; a UserError when nothing is left to try. `only` overrides the task's own providers.
+
+    `usual` are the providers to ask where the task names none, the preferred ones first. A simulated one among real ones is
+    shown and not chosen: whoever wants it names it.
+    """
     offers: list[Offer] = []
     groups: list[list[Order]] = []
-    blocked: dict[tuple[str, str], list[str]] = {}  # (type, why not) -> places
+    kept_aside: dict[tuple[str, Blocked], list[str]] = {}  # (type, why not) -> places
     refusal = UserError("no provider can give what the task asks for", "see the sizes there are with: podway tpus")
     for resources in task.resources:
-        try:
-            found = provider(only or resources.placement.provider or "local").offers(resources, task.slices)
-        except UserError as error:  # another alternative may do; the reason counts when none does
-            refusal = error
-            continue
+        named = only or resources.placement.provider
+        found: list[Offer] = []
+        for name in (named,) if named else usual:
+            try:
+                found += provider(name).offers(resources, task.slices)
+            except UserError as error:  # another provider or alternative may do; the reason counts when none does
+                refusal = error
+        if not named and any(not row_of(name).simulated for name in usual):
+            found = [_not_in_silence(offer) for offer in found]
         offers += found
         group = []
         for offer in found:
             why = offer.blocked or _too_dear(offer, resources)
-            if why:
-                places = blocked.setdefault((offer.accelerator_type or "CPU host", why), [])
-                places.append(offer.zone or offer.provider)
-            else:
+            if why is None:
                 group.append(order_of(offer, resources, valid_until_s))
+            elif why.code != "simulated":
+                places = kept_aside.setdefault((offer.accelerator_type or "CPU host", why), [])
+                places.append(offer.zone or offer.provider)
         groups.append(group)
-    if not offers:
-        raise refusal
-    untried = tuple(f"{kind} in {', '.join(dict.fromkeys(places))}: {why}" for (kind, why), places in blocked.items())
+    if not any(groups) and not kept_aside:
+        raise _or_simulated(refusal, offers)
+    untried = tuple(
+        f"{kind} in {', '.join(dict.fromkeys(places))}: {why.reason}" for (kind, why), places in kept_aside.items()
+    )
     if not any(groups):
-        quota = any("quota" in text for text in untried)
+        quota = any(why.code == "quota" for _, why in kept_aside)
         raise UserError(
             f"nothing is left to try: {'; '.join(untried)}",
             f"allow other zones or types, or {'ask for more quota' if quota else 'raise max_hourly_cost'}",
@@ -81,15 +93,29 @@ def _unique(orders: list[Order]) -> list[Order]:
     return kept
 
 
-def _too_dear(offer: Offer, resources: Resources) -> str:
-    limit = resources.max_hourly_cost
-    if limit is None:
-        return ""
-    if offer.hourly_cost is None:
-        return f"its price is not known, and the task allows ${limit:g}/h"
+def _too_dear(offer: Offer, resources: Resources) -> Blocked | None:
+    limit, price = resources.max_hourly_cost, offer.hourly_cost
+    if limit is None or (price is not None and price <= limit):
+        return None
+    told = "its price is not known" if price is None else f"it costs ${price:.2f}/h"
+    return Blocked(code="price", reason=f"{told}, and the task allows ${limit:g}/h")
+
+
+def _or_simulated(refusal: UserError, offers: Sequence[Offer]) -> UserError:
+    name = next((offer.provider for offer in offers if row_of(offer.provider).simulated), None)
     return (
-        "" if offer.hourly_cost <= limit else f"it costs ${offer.hourly_cost:.2f}/h, and the task allows ${limit:g}/h"
+        UserError(refusal.what, f"{refusal.hint}; or simulate it: --infra {name}", status=refusal.status)
+        if name
+        else refusal
     )
+
+
+def _not_in_silence(offer: Offer) -> Offer:
+    """A simulated slice beside real ones: for nothing, and not what was meant."""
+    if not row_of(offer.provider).simulated:
+        return offer
+    why = Blocked(code="simulated", reason=f"simulated; take it with --infra {offer.provider}")
+    return msgspec.structs.replace(offer, blocked=offer.blocked or why)
 
 
 def order_of(offer: Offer, resources: Resources, valid_until_s: float | None = None) -> Order:

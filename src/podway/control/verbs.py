@@ -7,7 +7,7 @@ begun is known. The controllers in `reconcile.py` do the doing.
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ from podway.errors import UserError
 from podway.hosts.manifest import FileTree
 from podway.launch_options import LaunchRequest
 from podway.order import Order
-from podway.provider_table import row_of
+from podway.provider_table import row_of, simulated_names
 from podway.providers import Offer, Provider, Request, refuse_stop
 from podway.task.task import Autostop, Task, without_secrets
 
@@ -56,12 +56,19 @@ class Control:
     """The verbs over one store."""
 
     def __init__(
-        self, *, store: Store, vault: SecretVault, provider: Callable[[str], Provider], wake: Callable[[str], None]
+        self,
+        *,
+        store: Store,
+        vault: SecretVault,
+        provider: Callable[[str], Provider],
+        wake: Callable[[str], None],
+        usual: Callable[[], Sequence[str]] = simulated_names,
     ) -> None:
         self.store = store
         self.vault = vault
         self.provider = provider
         self.wake = wake
+        self.usual = usual  # the providers to ask where a task names none
 
     # launching
 
@@ -228,6 +235,7 @@ class Control:
             self.provider,
             self.store.tries(),
             only=request.options.provider,
+            usual=self.usual(),
             valid_until_s=request.options.valid_until_s,
         )
 

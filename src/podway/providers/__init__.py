@@ -10,6 +10,7 @@ returns at once: submit twice is one cluster, destroy of a missing one is silenc
 A provider is one package and one row in `podway.provider_table`; it is imported only when it is named.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -20,8 +21,19 @@ from podway.errors import UserError
 from podway.extras import explain
 from podway.hosts.link import Opener
 from podway.order import Host, Order
-from podway.provider_table import find_row, load, row_of, unknown_provider
+from podway.provider_table import ProviderRow, find_row, load, provider_rows, row_of, simulated_names, unknown_provider
 from podway.task.task import Resources
+
+log = logging.getLogger("podway.providers")
+
+BlockCode = Literal["not_offered", "quota", "refused", "price", "simulated"]
+
+
+class Blocked(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an offer is not to be tried: a code for decisions, and a sentence for people."""
+
+    code: BlockCode
+    reason: str
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,7 +48,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spot: bool = False
     hourly_cost: float | None = None
     note: str = ""
-    blocked: str = ""  # why it is not to be tried (not offered there, no quota): shown, never chosen
+    blocked: Blocked | None = None  # shown, never chosen
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,13 +228,43 @@ def open_provider(name: str, root: Path) -> Provider:
         raise UserError(f"provider {name} ({row.opens}) cannot be opened: {why}", "repair or uninstall it") from None
 
 
+class ProviderSet:
+    """The providers of one Podway home, each opened when it is first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._opened: dict[str, Provider] = {}
+
+    def __call__(self, name: str) -> Provider:
+        """The provider of that name."""
+        if name not in self._opened:
+            self._opened[name] = open_provider(name, self._root)
+        return self._opened[name]
+
+    def usual(self) -> list[str]:
+        """Whom to ask where a task names no provider: those that are set up, and the simulated ones last."""
+        rows = provider_rows().values()
+        real = [row.name for row in rows if row.configured and not row.simulated and self._is_set_up(row)]
+        return [*real, *simulated_names()]
+
+    def _is_set_up(self, row: ProviderRow) -> bool:
+        try:
+            return bool(load(row.configured)(self._root))
+        except Exception as error:  # somebody else's code; asking for it by name tells more
+            log.warning("provider %s: %s: %s", row.name, type(error).__name__, error)
+            return False
+
+
 __all__ = [
+    "BlockCode",
+    "Blocked",
     "Condition",
     "HttpCall",
     "Observation",
     "Offer",
     "OwnedResource",
     "Provider",
+    "ProviderSet",
     "Request",
     "SelfTeardown",
     "Shell",

@@ -93,7 +93,8 @@ class OfferView(Reply, frozen=True):
     hourly_cost: float | None
     note: str
     chosen: bool
-    blocked: str = ""  # why it is not tried
+    blocked: str = ""  # why it is not tried, for people
+    blocked_code: str = ""  # the same for programs: not_offered, quota, refused, price, simulated
 
 
 class PreviewReply(Reply, frozen=True):

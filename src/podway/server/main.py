@@ -37,7 +37,7 @@ from podway.control.verbs import Control
 from podway.errors import UserError
 from podway.home import home
 from podway.hosts.blobs import BlobStore
-from podway.providers import Provider, open_provider
+from podway.providers import ProviderSet
 from podway.server.app import make_app
 from podway.server.notify import Notifier
 from podway.server.routes import Services
@@ -85,13 +85,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     notifier = Notifier(asyncio.get_running_loop())
     store = open_store(options.db or os.environ.get("PODWAY_DB", "") or sqlite_url(place / "podway.db"))
     store.written = notifier.tell
-    providers: dict[str, Provider] = {}
-
-    def provider(name: str) -> Provider:
-        if name not in providers:
-            providers[name] = open_provider(name, place)
-        return providers[name]
-
+    provider = ProviderSet(place)
     blobs, archive = BlobStore(place / "blobs"), Archive(place / "logs")
     vault = SecretVault(place / "secret.key")
     cache = place / "jax-cache"
@@ -105,7 +99,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         owner=owner_name(),
     )
     reconciler = Reconciler(parts)
-    control = Control(store=store, vault=vault, provider=provider, wake=reconciler.wake)
+    control = Control(store=store, vault=vault, provider=provider, wake=reconciler.wake, usual=provider.usual)
     strays = Strays(store, provider, asyncio.get_running_loop())
     services = Services(
         control=control,

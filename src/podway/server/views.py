@@ -132,7 +132,8 @@ def preview_view(preview: Preview) -> PreviewReply:
                 spot=offer.spot,
                 hourly_cost=offer.hourly_cost,
                 note=offer.note,
-                blocked=offer.blocked,
+                blocked=offer.blocked.reason if offer.blocked else "",
+                blocked_code=offer.blocked.code if offer.blocked else "",
                 chosen=(offer.provider, offer.accelerator_type, offer.topology, offer.zone, offer.spot)
                 == (chosen.provider, chosen.accelerator_type, chosen.topology, chosen.zone, chosen.spot),
             )

@@ -39,14 +39,18 @@ _OF_THE_ZONE = re.compile(r"\bzone\b|\blocation|\bregion|accelerator ?type|subne
 
 
 class Trouble(Exception):
-    """What went wrong in one call, and of which of the five kinds it is. `sure`: the call certainly had no effect."""
+    """What went wrong in one call, and of which of the five kinds it is.
 
-    def __init__(self, kind: Kind, what: str, hint: str = "", *, sure: bool = True) -> None:
+    `sure`: the call certainly had no effect. `no_quota`: the project has a quota of 0, which no waiting changes.
+    """
+
+    def __init__(self, kind: Kind, what: str, hint: str = "", *, sure: bool = True, no_quota: bool = False) -> None:
         super().__init__(what)
         self.kind = kind
         self.what = what
         self.hint = hint
         self.sure = sure
+        self.no_quota = no_quota
 
     def as_error(self) -> Exception:
         """The same, as the rest of Podway knows it."""
@@ -103,7 +107,7 @@ def failed_operation(code: int, message: str, wanted: str, zone: str | None) -> 
     }
     made = explain(kinds.get(code, exceptions.InternalServerError)(message), wanted, zone)
     # What was accepted and then failed is not worth the same try in the same place.
-    return made if made.kind == "never" else Trouble("elsewhere", made.what)
+    return made if made.kind == "never" else Trouble("elsewhere", made.what, no_quota=made.no_quota)
 
 
 def exhausted(message: str, wanted: str, place: str) -> Trouble:
@@ -112,8 +116,9 @@ def exhausted(message: str, wanted: str, place: str) -> Trouble:
         return Trouble("again", f"too many requests to Google Cloud: {message}")
     quota = _QUOTA.search(message)
     if quota:
-        limit = f" is {quota['limit'].rstrip('.')}" if quota["limit"] else " is used up"
-        return Trouble("elsewhere", f"quota {quota['quota']}{limit}{place}")
+        limit = (quota["limit"] or "").rstrip(".")
+        told = f" is {limit}" if limit else " is used up"
+        return Trouble("elsewhere", f"quota {quota['quota']}{told}{place}", no_quota=bool(limit) and float(limit) == 0)
     if _NO_CAPACITY.search(message):
         return Trouble("elsewhere", f"no capacity for {wanted}{place}")
     return Trouble("elsewhere", f"{wanted}{place}: {message}")

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from podway.catalog.prices import ZonePrice, offers_for
 from podway.catalog.slices import Slice, find_slice
 from podway.errors import UserError
-from podway.providers import Offer
+from podway.providers import Blocked, Offer
 from podway.providers.gcp.api import Cloud
 from podway.providers.gcp.errors import Trouble
 from podway.providers.gcp.quota import Quota, too_little
@@ -30,7 +30,7 @@ class Market:
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
         self._offered: dict[tuple[str, str], tuple[float, bool]] = {}  # (zone, type) -> when, whether
-        self._refused: dict[tuple[str, str, bool], tuple[float, str]] = {}  # (zone, type, spot) -> when, why
+        self._no_quota: dict[tuple[str, str, bool], tuple[float, str]] = {}  # (zone, type, spot) -> when, why
         self._quotas: tuple[float, tuple[Quota, ...]] = (-FRESH_S, ())
 
     def offers(self, resources: Resources, slices: int, settings: Settings) -> list[Offer]:
@@ -74,18 +74,18 @@ class Market:
         return sorted(made, key=lambda offer: (offer.hourly_cost is None, offer.hourly_cost or 0.0, offer.zone or ""))
 
     def remember(self, zone: str, accelerator_type: str, spot: bool, why: str) -> None:
-        """A zone said no for a reason that will not pass by itself."""
-        self._refused[zone, accelerator_type, spot] = (time.monotonic(), why)
+        """A zone said that the project has no quota there, which does not change by itself."""
+        self._no_quota[zone, accelerator_type, spot] = (time.monotonic(), why)
 
-    def _blocked(self, tpu: Slice, slices: int, zone: str, spot: bool, quotas: tuple[Quota, ...]) -> str:
-        """Why a zone is not to be tried, '' where it may be."""
+    def _blocked(self, tpu: Slice, slices: int, zone: str, spot: bool, quotas: tuple[Quota, ...]) -> Blocked | None:
+        """Why a zone is not to be tried, None where it may be."""
         kind = tpu.accelerator_type
         if not self._offered.get((zone, kind), (0.0, True))[1]:
-            return "it is not offered to the project"
-        when, why = self._refused.get((zone, kind, spot), (0.0, ""))
-        if why and time.monotonic() - when < FRESH_S:
-            return why
-        return too_little(quotas, tpu, slices, spot, zone)
+            return Blocked(code="not_offered", reason="it is not offered to the project")
+        when, why = self._no_quota.get((zone, kind, spot), (0.0, ""))
+        if not why or time.monotonic() - when >= FRESH_S:
+            why = too_little(quotas, tpu, slices, spot, zone)
+        return Blocked(code="quota", reason=why) if why else None
 
     def _ask(self, accelerator_type: str, zones: Iterable[str]) -> None:
         """Learn of the cloud what is not known, or no longer."""
@@ -137,7 +137,7 @@ def _unpriced(tpu: Slice, zone: str) -> ZonePrice:
     )
 
 
-def _offer(tpu: Slice, price: ZonePrice, slices: int, spot: bool, blocked: str) -> Offer:
+def _offer(tpu: Slice, price: ZonePrice, slices: int, spot: bool, blocked: Blocked | None) -> Offer:
     each = price.spot if spot else price.on_demand
     return Offer(
         provider="gcp",

@@ -323,7 +323,7 @@ class GcpProvider:
         zone, failures = zone_of(step.target), record.failures
         if trouble.kind in ("elsewhere", "absent") and zone is not None:
             failures = {**failures, zone: trouble.what}
-            if trouble.what.startswith("quota") and " is 0 " in trouble.what:
+            if trouble.no_quota:
                 self.market.remember(zone, wanted_of(step), is_spot(step), trouble.what)
         return self.records.change(record, asked=asked, failures=failures)
 
