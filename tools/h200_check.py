@@ -16,10 +16,10 @@ from podway.model.attention import Pattern
 from podway.model.decoder import Compute
 from podway.model.layout import SERVE_RULES
 from podway.model.shape import Embedding, ModelShape
-from podway.serve import cache
+from podway.serve import cache, cache_layout
 from podway.serve.batcher import Batcher, Limits, Request
 from podway.serve.build import Options, build
-from podway.serve.cache import Plan
+from podway.serve.cache_layout import Plan
 
 SMALL = ModelShape(
     family="llama", layers=2, d_model=256, heads=8, kv_heads=2, d_head=64, d_ff=512, vocab=512, max_position=256,
@@ -61,7 +61,7 @@ def _worst_decode(
 ) -> tuple[float, bool]:
     """The largest error of what the rows see, and whether the same was stored."""
     pool = jax.tree.map(
-        lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype) if a is not None else None, cache.abstract(kernel)
+        lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype) if a is not None else None, cache_layout.abstract(kernel)
     )
     tables = rng.permutation(np.arange(1, kernel.pages)).reshape(rows, 8).astype(np.int32)
     at = rng.integers(0, 8 * kernel.page, rows).astype(np.int32)
@@ -73,7 +73,7 @@ def _worst_decode(
     )
     windowed = jnp.asarray(pattern.window is not None)
 
-    def run(plan: Plan) -> tuple[jax.Array, cache.Cache]:
+    def run(plan: Plan) -> tuple[jax.Array, cache_layout.Cache]:
         go = jax.jit(
             lambda m: cache.write_and_attend(plan, m, jnp.int32(1), q, k, v, cells, tables, at, pattern, windowed)
         )
@@ -88,7 +88,7 @@ def _worst_decode(
 
 def _worst(kernel: Plan, rng: np.random.Generator, queries: int, blocks: int, heads: int, pattern: Pattern) -> float:
     reference = kernel._replace(backend="reference")
-    made = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), cache.abstract(kernel))
+    made = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), cache_layout.abstract(kernel))
     tables = rng.permutation(np.arange(1, kernel.pages))[: blocks * 8].reshape(blocks, 8).astype(np.int32)
     tokens = kernel.page * 8
     starts = rng.integers(0, tokens - queries, blocks).astype(np.int32)

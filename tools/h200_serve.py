@@ -56,9 +56,9 @@ from podway.model.shape import ModelShape
 from podway.serve import cache
 from podway.serve.batcher import Batcher, Request, Row, Step
 from podway.serve.build import Options, budget, device_bytes, limits_for
-from podway.serve.cache import Plan
+from podway.serve.cache_layout import Plan
 from podway.serve.engine import Engine
-from podway.serve.fused import fuse, unstack
+from podway.serve.weight_layout import fuse, unstack
 
 ENGINE: list[Engine] = []
 BACKEND: list[cache.Backend] = ["nvidia"]
@@ -149,7 +149,7 @@ def decode_seconds(engine: Engine, batch: int, context: int, rounds: int) -> tup
     bucket = next(size for size in limits.rows if size >= batch)  # as the batcher chooses
 
     def step(seats: list[Request]) -> Step:
-        return Step(seats=seats, rows=rows, pieces=[], steps=limits.steps, row_bucket=bucket, block_bucket=0)
+        return Step(admitted=seats, rows=rows, pieces=[], steps=limits.steps, row_bucket=bucket, block_bucket=0)
 
     engine.dispatch(step(requests)).tokens()  # seats, and warms up
     begun = time.perf_counter()
@@ -263,7 +263,7 @@ class Served:
     def __init__(self, report: Report, shape: ModelShape, tree: object, tiny: bool) -> None:
         import uvicorn  # a bare machine lacks these, and the other parts do without
 
-        from podway.serve.asking import Service
+        from podway.serve.admission import Service
         from podway.serve.http import make_app
         from podway.serve.loop import EngineLoop
         from podway.serve.metrics import Metrics

@@ -219,7 +219,6 @@ def _check_step(v: dict[str, Any]) -> dict[str, Any]:
     """Losses of three steps: the reference kernel with no remat against every other path."""
     import jax
     import jax.numpy as jnp
-
     from tools.bench.train import build
 
     small = {"model": "tiny-llama3", "batch": 4, "length": 256, "moments": "float32", "policy": "none"}

@@ -115,13 +115,13 @@ def test_a_task_file(asked: list[Rehearsal], tmp_path: Path) -> None:
 
 
 def test_a_serving_task(asked: list[Rehearsal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verb, "engine_parts", lambda whole: ["seat", "decode 8 rows"])
+    monkeypatch.setattr(verb, "engine_parts", lambda whole: ["fill slots", "decode 8 rows"])
     file = tmp_path / "serve.yaml"
     file.write_text(
         "resources: {accelerators: tpu-v6e-8}\nrun: podway serve llama3.1-8b --random --tp 8 --max-seqs 32 --kv int8\n"
     )
     page = run(str(file))
-    assert [one.part for one in asked] == ["seat", "decode 8 rows"]
+    assert [one.part for one in asked] == ["fill slots", "decode 8 rows"]
     assert asked[0].options["max_seqs"] == 32 and asked[0].options["kv"] == "int8" and asked[0].tensor == 8
     assert "decode 8 rows" in page and "HBM A DEVICE" in page
 
@@ -148,6 +148,6 @@ def test_a_program_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, asked:
 
 
 def test_a_record_can_be_kept() -> None:
-    one = Rehearsal(model="m", slice="v6e-8", options={"kv": "int8"}, part="seat", what="serve")
+    one = Rehearsal(model="m", slice="v6e-8", options={"kv": "int8"}, part="fill slots", what="serve")
     assert msgspec.json.decode(msgspec.json.encode(one), type=Rehearsal) == one
-    assert one.title == "m seat on v6e-8"
+    assert one.title == "m fill slots on v6e-8"

@@ -179,7 +179,7 @@ def test_the_flags_are_those_of_the_program() -> None:
     assert "decompose_einsum_reduce_scatter" in flags
     other = environment(msgspec.structs.replace(TINY, program="maxtext-2023"))["LIBTPU_INIT_ARGS"]
     assert "fuse_all_gather" in other and "decompose_einsum" not in other
-    assert environment(msgspec.structs.replace(TINY, what="serve", part="seat"))["LIBTPU_INIT_ARGS"] == ""
+    assert environment(msgspec.structs.replace(TINY, what="serve", part="fill slots"))["LIBTPU_INIT_ARGS"] == ""
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ early or not computed changes an answer. Steps run at once and in order, as on t
 from collections import deque
 
 from podway.serve.batcher import Batcher, Emitted, Limits, Request, Step
-from podway.serve.pages import TRASH
+from podway.serve.pages import PAD_PAGE
 
 VOCABULARY = 50
 
@@ -37,7 +37,7 @@ class FakeEngine:
 
     def run(self, step: Step) -> list[list[int]]:
         self._hold_to_limits(step)
-        for request in step.seats:
+        for request in step.admitted:
             assert request.slot is not None
             self.slots[request.slot] = list(request.tokens)
             self.done[request.slot] = False
@@ -61,7 +61,7 @@ class FakeEngine:
 
     def _write(self, request: Request, slot: int, place: int) -> None:
         page = request.pages[place // self.limits.page]
-        assert page != TRASH
+        assert page != PAD_PAGE
         self.cells[page, place % self.limits.page] = self.slots[slot][place]
 
     def _read(self, request: Request, place: int) -> int:

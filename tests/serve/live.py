@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
-from podway.serve.asking import Service
+from podway.serve.admission import Service
 from podway.serve.http import make_app
 from podway.serve.loop import EngineLoop
 from podway.serve.metrics import Metrics

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from tests.serve.test_ahead import QUIET
+from tests.serve.test_lower_aot import QUIET
 
 pytest.importorskip("libtpu")
 COMPILE = """
 import json, sys
 from podway.catalog.slices import find_slice
 from podway.model.families import find_model
-from podway.serve.ahead import programs, room
+from podway.serve.lower_aot import programs, room
 from podway.serve.build import Options
 slice, name = find_slice(sys.argv[1]), sys.argv[2]
 shape, options = find_model("llama3.1-8b"), Options(max_seqs=64, max_len=2048)

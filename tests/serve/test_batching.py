@@ -9,14 +9,14 @@ import pytest
 from podway.model.layout import MeshShape
 from podway.model.mesh import make_mesh
 from podway.model.shape import ModelShape
-from podway.serve.asked import Sampling
 from podway.serve.engine import Engine
+from podway.serve.sampling_params import SamplingParams
 from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, Runner, engine_for, greedy, run
 
-Asked = tuple[list[int], int, frozenset[int], Sampling]
+AdmittedRequest = tuple[list[int], int, frozenset[int], SamplingParams]
 
 
-def wishes(count: int, chance: random.Random) -> list[Asked]:
+def wishes(count: int, chance: random.Random) -> list[AdmittedRequest]:
     """Half begin as another does; a third may stop early; one in five is drawn by a seed."""
     base = [chance.randrange(97) for _ in range(36)]
     made = []
@@ -24,12 +24,12 @@ def wishes(count: int, chance: random.Random) -> list[Asked]:
         shared = base[: chance.randrange(30)] if chance.random() < 0.5 else []
         prompt = shared + [chance.randrange(97) for _ in range(chance.randrange(1, 40 - len(shared)))]
         stops = frozenset(chance.sample(range(97), chance.choice([0, 0, 6])))
-        hot = Sampling(temperature=1.0, top_p=0.9, top_k=40, presence=0.2, seed=number)
-        made.append((prompt, chance.randrange(1, 20), stops, hot if chance.random() < 0.2 else Sampling()))
+        hot = SamplingParams(temperature=1.0, top_p=0.9, top_k=40, presence=0.2, seed=number)
+        made.append((prompt, chance.randrange(1, 20), stops, hot if chance.random() < 0.2 else SamplingParams()))
     return made
 
 
-def all_at_once(engine: Engine, wanted: list[Asked], chance: random.Random) -> None:
+def all_at_once(engine: Engine, wanted: list[AdmittedRequest], chance: random.Random) -> None:
     """Send them while others run, cancel some, and compare each with what it gets alone."""
     runner = Runner(engine)
     made = []
@@ -45,7 +45,7 @@ def all_at_once(engine: Engine, wanted: list[Asked], chance: random.Random) -> N
     assert {"stop", "length", "cancelled"} <= set(finishes)
     assert runner.batcher.preemptions and any(request.cached for request in made)
     for request, (prompt, count, stops, sampling) in zip(made, wanted, strict=True):
-        plain = sampling == Sampling()
+        plain = sampling == SamplingParams()
         alone = greedy(LLAMA, prompt, count, stops) if plain else run(engine, prompt, count, sampling, stop_ids=stops)
         assert request.answer == alone[: len(request.answer)]
         assert request.finish == "cancelled" or request.answer == alone

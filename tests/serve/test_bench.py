@@ -118,7 +118,7 @@ def test_nobody_there() -> None:
 def test_serve_shows_its_options_and_refuses_nonsense(tmp_path: Path) -> None:
     shown = CliRunner().invoke(serve_command, ["--help"])
     assert shown.exit_code == 0 and "--max-seqs" in shown.output
-    with pytest.raises(UserError, match="no folder"):
+    with pytest.raises(UserError, match="no such directory"):
         CliRunner().invoke(serve_command, [str(tmp_path / "none")], catch_exceptions=False)
     with pytest.raises(UserError, match="port"):
         CliRunner().invoke(serve_command, [str(tmp_path), "--port", "70000"], catch_exceptions=False)

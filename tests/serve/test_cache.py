@@ -8,22 +8,22 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import ref_ra
 
 from podway.errors import UserError
 from podway.model.attention import Pattern, reference
-from podway.serve import cache, cache_tpu
-from podway.serve.cache import Plan
+from podway.serve import cache, cache_layout, cache_tpu
+from podway.serve.cache_layout import Plan
 
 LAYERS, PAGES, PAGE, HEADS, KV, K = 2, 12, 8, 4, 2, 16
 
 
-def plan_for(backend: cache.Backend, dtype: object = jnp.float32, **changes: int) -> Plan:
+def plan_for(backend: cache_layout.Backend, dtype: object = jnp.float32, **changes: int) -> Plan:
     return Plan(backend, LAYERS, PAGES, PAGE, KV, K, dtype, interpret=backend == "nvidia")._replace(**changes)
 
 
 def filled(
     plan: Plan, tables: np.ndarray, lengths: list[int], layer: int
-) -> tuple[cache.Cache, np.ndarray, np.ndarray]:
+) -> tuple[cache_layout.Cache, np.ndarray, np.ndarray]:
     """A pool with random keys and values of requests of these lengths, written through their tables."""
     rng = np.random.default_rng(0)
-    made = jax.tree.map(lambda a: (rng.normal(size=a.shape) * 3).astype(a.dtype), cache.abstract(plan))
+    made = jax.tree.map(lambda a: (rng.normal(size=a.shape) * 3).astype(a.dtype), cache_layout.abstract(plan))
     k = rng.normal(size=(len(lengths), max(lengths), plan.heads, plan.d_head)).astype(np.float32)
     v = rng.normal(size=k.shape).astype(np.float32)
     cells, keys, values = [], [], []
@@ -60,7 +60,7 @@ def expected(pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray, n: i
 @pytest.mark.parametrize("backend", ["reference", "nvidia"])
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("queries", [1, 4])
-def test_pages_give_what_plain_attention_gives(backend: cache.Backend, pattern: Pattern, queries: int) -> None:
+def test_pages_give_what_plain_attention_gives(backend: cache_layout.Backend, pattern: Pattern, queries: int) -> None:
     plan = plan_for(backend)
     made, k, v = filled(plan, TABLES, LENGTHS, layer=1)
     starts = [length - queries for length in LENGTHS]
@@ -85,7 +85,7 @@ def test_a_layer_without_window_sees_everything() -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "nvidia"])
 @pytest.mark.parametrize(("dtype", "error"), [(jnp.int8, 0.02), (jnp.float8_e4m3fn, 0.08)])
-def test_small_numbers_stay_close(backend: cache.Backend, dtype: object, error: float) -> None:
+def test_small_numbers_stay_close(backend: cache_layout.Backend, dtype: object, error: float) -> None:
     plan = plan_for(backend, dtype)
     made, k, v = filled(plan, TABLES, LENGTHS, layer=1)
     q = np.random.default_rng(1).normal(size=(3, 1, HEADS, K)).astype(np.float32)
@@ -118,23 +118,23 @@ def test_the_nvidia_kernel_lowers_for_cuda(blocks: int, queries: int, dtype: obj
     """Shapes of Llama 3 8B; Triton code is made for it without a GPU."""
     plan = Plan("nvidia", 32, 64, 64, 8, 128, dtype)
 
-    def run(made: cache.Cache, q: jax.Array, tables: jax.Array, start: jax.Array) -> jax.Array:
+    def run(made: cache_layout.Cache, q: jax.Array, tables: jax.Array, start: jax.Array) -> jax.Array:
         return cache.attend(plan, made, jnp.int32(3), q, tables, start, Pattern(0.1, None, None), jnp.asarray(False))
 
     like = jax.ShapeDtypeStruct
     arguments = (
-        cache.abstract(plan), like((blocks, queries, 32, 128), jnp.bfloat16), like((blocks, 33), jnp.int32),
+        cache_layout.abstract(plan), like((blocks, queries, 32, 128), jnp.bfloat16), like((blocks, 33), jnp.int32),
         like((blocks,), jnp.int32),
     )  # fmt: skip
     assert "triton" in jax.jit(run).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
 
 
 def test_bytes_of_a_token() -> None:
-    assert cache.token_bytes(Plan("nvidia", 32, 64, 64, 8, 128, jnp.bfloat16)) == 128 * 1024
-    assert cache.token_bytes(Plan("tpu", 32, 64, 64, 8, 128, jnp.bfloat16)) == 128 * 1024
-    assert cache.token_bytes(Plan("nvidia", 32, 64, 64, 8, 128, jnp.int8)) == 64 * 1024 + 32 * 2 * 8 * 4
+    assert cache_layout.token_bytes(Plan("nvidia", 32, 64, 64, 8, 128, jnp.bfloat16)) == 128 * 1024
+    assert cache_layout.token_bytes(Plan("tpu", 32, 64, 64, 8, 128, jnp.bfloat16)) == 128 * 1024
+    assert cache_layout.token_bytes(Plan("nvidia", 32, 64, 64, 8, 128, jnp.int8)) == 64 * 1024 + 32 * 2 * 8 * 4
 
 
 def test_int8_on_tpus_is_refused() -> None:
     with pytest.raises(UserError, match="int8"):
-        cache.stored_dtype("int8", jnp.bfloat16, "tpu")
+        cache_layout.stored_dtype("int8", jnp.bfloat16, "tpu")

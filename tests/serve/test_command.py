@@ -105,7 +105,7 @@ def _greedy(shape, tree, prompt, count):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "no folder"),
+        (["nowhere"], "no such directory"),
         (["tiny-llama3", "--random", "--tp", "64"], "--tp 64"),
         (["tiny-llama3", "--random", "--max-len", "100000"], "--max-len"),
         (["no-such-model", "--random"], "unknown model"),

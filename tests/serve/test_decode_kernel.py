@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from podway.model.attention import Pattern
-from podway.serve import cache, decode_nvidia
-from podway.serve.cache import Plan
+from podway.serve import cache, cache_layout, decode_nvidia
+from podway.serve.cache_layout import Plan
 from tests.serve.test_cache import HEADS, KV, LENGTHS, PATTERNS, TABLES, K, filled, plan_for
 
 _step = jax.jit(cache.write_and_attend, static_argnums=(0, 9))
@@ -64,12 +64,12 @@ def test_it_lowers_for_cuda(rows: int) -> None:
     plan = Plan("nvidia", 32, 64, 64, 8, 128, jnp.bfloat16)
     like = jax.ShapeDtypeStruct
 
-    def run(made: cache.Cache, q: jax.Array, k: jax.Array, cells: jax.Array, tables: jax.Array) -> object:
+    def run(made: cache_layout.Cache, q: jax.Array, k: jax.Array, cells: jax.Array, tables: jax.Array) -> object:
         pattern, number = Pattern(0.1, None, None), jnp.int32(3)
         return cache.write_and_attend(plan, made, number, q, k, k, cells, tables, cells, pattern, jnp.asarray(False))
 
     given = (
-        cache.abstract(plan), like((rows, 32, 128), jnp.bfloat16), like((rows, 8, 128), jnp.bfloat16),
+        cache_layout.abstract(plan), like((rows, 32, 128), jnp.bfloat16), like((rows, 8, 128), jnp.bfloat16),
         like((rows,), jnp.int32), like((rows, 33), jnp.int32),
     )  # fmt: skip
     assert "triton" in jax.jit(run).trace(*given).lower(lowering_platforms=("cuda",)).as_text()

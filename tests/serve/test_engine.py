@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from podway.model.layout import MeshShape
-from podway.serve.asked import Sampling
 from podway.serve.build import Options, budget
 from podway.serve.engine import Engine
+from podway.serve.sampling_params import SamplingParams
 from tests.serve import tiny
 from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, Runner, all_logits, engine_for, greedy, run
 
@@ -30,7 +30,7 @@ def test_preempted_requests_go_on_as_if_nothing_had_been() -> None:
     engine = engine_for(LLAMA, pages=18)
     runner = Runner(engine)
     prompts = [[random.Random(i).randrange(97) for _ in range(12)] for i in range(4)]
-    hot = [Sampling(temperature=1.0, seed=i) if i % 2 else Sampling() for i in range(4)]
+    hot = [SamplingParams(temperature=1.0, seed=i) if i % 2 else SamplingParams() for i in range(4)]
     made = [runner.submit(p, 40, s) for p, s in zip(prompts, hot, strict=True)]
     runner.finish()
     assert runner.batcher.preemptions
@@ -39,20 +39,20 @@ def test_preempted_requests_go_on_as_if_nothing_had_been() -> None:
 
 
 def test_a_seed_gives_the_same_answer_whatever_else_runs(engine: Engine) -> None:
-    sampling = Sampling(temperature=0.9, top_k=30, top_p=0.9, seed=77)
+    sampling = SamplingParams(temperature=0.9, top_k=30, top_p=0.9, seed=77)
     alone = run(engine, [5, 6, 7], 15, sampling)
     runner = Runner(engine)
     for seed in range(3):
-        runner.submit([9, seed], 20, Sampling(temperature=2.0, seed=seed))
+        runner.submit([9, seed], 20, SamplingParams(temperature=2.0, seed=seed))
     together = runner.submit([5, 6, 7], 15, sampling)
     runner.finish()
     assert together.answer == alone
-    assert run(engine, [5, 6, 7], 15, Sampling(temperature=0.9, top_k=30, top_p=0.9, seed=78)) != alone
+    assert run(engine, [5, 6, 7], 15, SamplingParams(temperature=0.9, top_k=30, top_p=0.9, seed=78)) != alone
 
 
 def test_logprobs_are_those_of_the_model(engine: Engine) -> None:
     runner = Runner(engine, depth=0)
-    request = runner.submit([3, 1, 4], 6, Sampling(logprobs=True, temperature=1.0, seed=4))
+    request = runner.submit([3, 1, 4], 6, SamplingParams(logprobs=True, temperature=1.0, seed=4))
     runner.finish()
     expected = jax.nn.log_softmax(all_logits(LLAMA, request.tokens))
     seen = []

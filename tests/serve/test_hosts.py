@@ -19,8 +19,8 @@ from podway.errors import UserError
 from podway.model.hf import read_config, shape_from_hf
 from podway.model.weights import load_weights
 from podway.serve.batcher import Step
-from podway.serve.engine import Prepared
-from podway.serve.hosts import Address, Post, frames, groups_of, join, pack, send, unpack
+from podway.serve.engine import HostInputs, Prepared
+from podway.serve.hosts import Address, HostListener, frames, groups_of, join, pack, send, unpack
 from tests.conftest import wait_until
 from tests.serve.gang import gang
 from tests.serve.tiny import all_logits
@@ -145,28 +145,33 @@ def test_groups_use_every_host_or_say_why_not(hosts: int, each: int, size: int, 
 
 
 INTS = arrays.arrays(np.int32, arrays.array_shapes(max_dims=3, max_side=5))
+MAYBE = st.none() | arrays.arrays(np.uint32, (2, 3))
 
 
-@given(seats=st.lists(INTS, max_size=3), small=st.lists(INTS, max_size=3), mask=st.none() | arrays.arrays(np.uint32, (2, 3)),
-       last=st.integers(0, 9), plain=st.booleans())  # fmt: skip
-def test_a_step_reaches_other_hosts_as_it_is(seats, small, mask, last, plain) -> None:  # type: ignore[no-untyped-def]
-    step = Step(seats=[], rows=[], pieces=[], steps=3, row_bucket=8, block_bucket=2)
-    sent = Prepared(step, seats, small, mask, np.int32(last), plain)
-    got = unpack(pack(sent))
+@given(fills=st.lists(INTS, max_size=3), rows=INTS, blocks=st.none() | INTS, mask=MAYBE, turns=st.none() | st.integers(0, 9),
+       scoring=st.none() | st.booleans(), plain=st.booleans())  # fmt: skip
+def test_a_step_reaches_other_hosts_as_it_is(fills, rows, blocks, mask, turns, scoring, plain) -> None:  # type: ignore[no-untyped-def]
+    step = Step(admitted=[], rows=[], pieces=[], steps=3, row_bucket=8, block_bucket=2)
+    inputs = HostInputs(
+        rows, blocks, rows + 1, mask, None if scoring is None else np.bool_(scoring),
+        None if turns is None else np.int32(turns),
+    )  # fmt: skip
+    got = unpack(pack(Prepared(step, fills, inputs, plain)))
     assert (got.step.steps, got.step.row_bucket, got.step.block_bucket, got.plain) == (3, 8, 2, plain)
-    assert (got.mask is None) == (mask is None) and got.last == last and got.last.dtype == np.int32
-    for mine, theirs in zip([*seats, *small], [*got.seats, *got.small], strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-        assert mine.dtype == theirs.dtype
+    for mine, theirs in zip([*fills, *inputs], [*got.slot_fills, *got.inputs], strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            np.testing.assert_array_equal(mine, theirs)
+            assert mine.dtype == theirs.dtype
 
 
 def test_a_stranger_is_not_let_in() -> None:
-    post = Post()
-    raw = post.card().tobytes()
+    post = HostListener()
+    raw = post.encoded_address().tobytes()
     port = int.from_bytes(raw[4:6], "big")
     with socket.create_connection((post.ip, port)) as stranger:
         stranger.sendall(b"x" * 36)
-        friend = join(Address(post.ip, port, post.words), 5)
+        friend = join(Address(post.ip, port, post.secret), 5)
         peer, number = post.accept()
         assert number == 5
         send(friend, json.dumps([1]).encode())

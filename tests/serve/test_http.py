@@ -265,14 +265,14 @@ def test_pages_for_machines(server: Live) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("/v1/completions", b"{", 400, "no JSON"),
+        ("/v1/completions", b"{", 400, "not JSON"),
         ("/v1/completions", b"[]", 400, "object"),
         ("/v1/completions", {"prompt": "x", "model": "other"}, 404, "other"),
         ("/v1/completions", {"prompt": "x", "temperature": "hot"}, 400, "temperature"),
         ("/v1/completions", {"prompt": "x", "temperature": -1}, 400, "temperature"),
         ("/v1/completions", {"prompt": "x" * 300}, 400, "the limit is 256"),
         ("/v1/completions", {"prompt": "x", "max_tokens": 9999}, 400, "the limit is 256"),
-        ("/v1/completions", {"prompt": [300]}, 400, "no token id"),
+        ("/v1/completions", {"prompt": [300]}, 400, "not a token id"),
         ("/v1/completions", b'{"prompt": "\\ud800"}', 400, "surrogate"),
         ("/v1/completions", {"prompt": ""}, 400, "empty"),
         ("/v1/completions", {}, 400, "prompt"),
@@ -306,7 +306,7 @@ def test_the_official_client_raises_its_own_errors(client: openai.OpenAI) -> Non
 def test_a_body_that_is_too_large(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     from podway.serve import http
 
-    monkeypatch.setattr(http, "MOST_BYTES", 1000)
+    monkeypatch.setattr(http, "MAX_BYTES", 1000)
     response = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x" * 2000})
     assert response.status_code == 413 and "error" in response.json()
 

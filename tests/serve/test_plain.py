@@ -1,4 +1,4 @@
-"""Plain programs, packed seats and matrices side by side: each must change nothing but the time."""
+"""Plain programs, packed slot inputs and matrices side by side: each must change nothing but the time."""
 
 import random
 
@@ -12,13 +12,13 @@ from podway.model import decoder
 from podway.model.decoder import Compute
 from podway.model.layout import SERVE_RULES
 from podway.model.shape import Attention, ModelShape
-from podway.serve.asked import Sampling
 from podway.serve.batcher import Limits, Request
 from podway.serve.build import build
 from podway.serve.engine import Engine
-from podway.serve.fused import fuse, unstack
-from podway.serve.knobs import empty_seats, fill_seats, is_plain, pack, unpack
 from podway.serve.quantized import quantize, quantized_compute
+from podway.serve.sampling_params import SamplingParams
+from podway.serve.slot_inputs import empty_slot_inputs, is_plain, pack, slot_inputs, unpack
+from podway.serve.weight_layout import fuse, unstack
 from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, OPTIONS, Runner, greedy, run, weights
 
 BIASED = msgspec.structs.replace(LLAMA, attention=Attention(qkv_bias=True))
@@ -55,7 +55,7 @@ def test_plain_steps_give_what_the_decoder_gives(engine: Engine, monkeypatch: py
 
 
 def test_one_who_asks_for_more_takes_the_step_out_of_the_plain(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    hot = Sampling(temperature=0.8, seed=5)
+    hot = SamplingParams(temperature=0.8, seed=5)
     alone = run(engine, [4, 5], 9, hot)
     seen, runner = used(engine, monkeypatch), Runner(engine)
     asked, other = runner.submit([1, 2, 3], 30), runner.submit([4, 5], 9, hot)
@@ -80,23 +80,24 @@ def test_fewer_steps_than_the_program_makes(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("sampling", "plain"),
     [
-        (Sampling(), True), (Sampling(seed=3), True), (Sampling(temperature=0.5), False), (Sampling(logprobs=True), False),
-        (Sampling(repetition=1.1), False), (Sampling(presence=-0.2), False), (Sampling(logit_bias=((3, 1.0),)), False),
+        (SamplingParams(), True), (SamplingParams(seed=3), True), (SamplingParams(temperature=0.5), False),
+        (SamplingParams(logprobs=True), False), (SamplingParams(repetition=1.1), False),
+        (SamplingParams(presence=-0.2), False), (SamplingParams(logit_bias=((3, 1.0),)), False),
     ],
 )  # fmt: skip
-def test_who_is_plain(sampling: Sampling, plain: bool) -> None:
+def test_who_is_plain(sampling: SamplingParams, plain: bool) -> None:
     assert is_plain(Request("a", [1], 5, owner=sampling)) is plain
     assert not is_plain(Request("a", [1], 5, owner=sampling, min_tokens=2))
 
 
-def test_seats_come_out_of_the_pack_as_they_went_in() -> None:
+def test_slot_inputs_come_out_of_the_pack_as_they_went_in() -> None:
     limits = Limits(slots=3, max_len=20, page=4, pages=9, block=4, blocks=(2,), rows=(3,), steps=2)
     request = Request("a", [5, 6, 7], 9, stop_ids=frozenset({3, 90}), min_tokens=2)
-    request.owner = Sampling(temperature=0.3, top_p=0.7, seed=0xFFFFFFFF, logit_bias=((4, -2.5),), logprobs=True)
+    request.owner = SamplingParams(temperature=0.3, top_p=0.7, seed=0xFFFFFFFF, logit_bias=((4, -2.5),), logprobs=True)
     request.slot = 2
-    seats = fill_seats([request], 2, limits)
-    back = jax.jit(lambda packed: unpack(packed, empty_seats(2, limits)))(pack(seats))
-    for before, after in zip(jax.tree.leaves(seats), jax.tree.leaves(back), strict=True):
+    inputs = slot_inputs([request], 2, limits)
+    back = jax.jit(lambda packed: unpack(packed, empty_slot_inputs(2, limits)))(pack(inputs))
+    for before, after in zip(jax.tree.leaves(inputs), jax.tree.leaves(back), strict=True):
         assert before.dtype == after.dtype
         np.testing.assert_array_equal(before, after)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podway.serve.sampling import PROMPT, Knobs, Sampled, _cut, no_knobs, sample
+from podway.serve.sampling import PROMPT, Sampled, SamplingState, _cut, empty_sampling_state, sample
 
 ROWS, V = 4, 40
 _sample = jax.jit(sample)
@@ -15,11 +15,11 @@ _cut_jit = jax.jit(_cut)
 
 
 def draw(
-    logits: np.ndarray, counts: np.ndarray | None = None, mask: np.ndarray | None = None, length=5, **knobs
+    logits: np.ndarray, counts: np.ndarray | None = None, mask: np.ndarray | None = None, length=5, **sampling
 ) -> Sampled:  # type: ignore[no-untyped-def]
     rows = logits.shape[0]
-    base = no_knobs(rows)
-    changed = {k: jnp.asarray(v, getattr(base, k).dtype) * jnp.ones_like(getattr(base, k)) for k, v in knobs.items()}
+    base = empty_sampling_state(rows)
+    changed = {k: jnp.asarray(v, getattr(base, k).dtype) * jnp.ones_like(getattr(base, k)) for k, v in sampling.items()}
     counts = np.zeros((rows, V), np.int32) if counts is None else counts
     words = np.full((rows, 2), 0xFFFFFFFF, np.uint32) if mask is None else mask
     return _sample(
@@ -74,18 +74,18 @@ def kept_by_definition(row: np.ndarray, top_k: int, top_p: float, min_p: float) 
 )  # fmt: skip
 def test_top_k_top_p_and_min_p_keep_what_they_say(seed: int, top_k: int, top_p: float, min_p: float) -> None:
     x = logits(seed)
-    knobs: Knobs = no_knobs(ROWS)._replace(
+    sampling: SamplingState = empty_sampling_state(ROWS)._replace(
         top_k=jnp.full(ROWS, top_k, jnp.int32), top_p=jnp.full(ROWS, top_p), min_p=jnp.full(ROWS, min_p)
     )
-    cut = np.asarray(_cut_jit(jnp.asarray(x), knobs))
+    cut = np.asarray(_cut_jit(jnp.asarray(x), sampling))
     for row in range(ROWS):
         assert set(np.flatnonzero(np.isfinite(cut[row]))) == kept_by_definition(x[row], top_k, top_p, min_p)
 
 
 def test_top_p_of_1_keeps_everything() -> None:
     x = np.random.default_rng(0).normal(size=(1, V)).astype(np.float32)
-    knobs = no_knobs(1)._replace(top_k=jnp.zeros(1, jnp.int32), min_p=jnp.zeros(1))
-    assert np.isfinite(np.asarray(_cut_jit(jnp.asarray(x), knobs))).all()
+    sampling = empty_sampling_state(1)._replace(top_k=jnp.zeros(1, jnp.int32), min_p=jnp.zeros(1))
+    assert np.isfinite(np.asarray(_cut_jit(jnp.asarray(x), sampling))).all()
 
 
 def test_penalties() -> None:

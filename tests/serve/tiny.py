@@ -11,10 +11,10 @@ from podway.model import decoder
 from podway.model.decoder import Compute, Tree
 from podway.model.layout import SERVE_RULES
 from podway.model.shape import Attention, Embedding, Experts, ModelShape, Norm, Rope
-from podway.serve.asked import Sampling
 from podway.serve.batcher import Batcher, Request, Step
 from podway.serve.build import Options, build
-from podway.serve.engine import Engine, Flight
+from podway.serve.engine import Engine, InFlightStep
+from podway.serve.sampling_params import SamplingParams
 
 LLAMA = ModelShape(
     family="llama", layers=2, d_model=32, heads=4, kv_heads=2, d_head=8, d_ff=48, vocab=97, max_position=128,
@@ -81,10 +81,10 @@ class Runner:
         self.engine = engine
         self.batcher = Batcher(engine.limits)
         self.depth = depth
-        self.under_way: deque[tuple[Step, Flight]] = deque()
-        self.flights: list[Flight] = []
+        self.under_way: deque[tuple[Step, InFlightStep]] = deque()
+        self.flights: list[InFlightStep] = []
 
-    def submit(self, prompt: list[int], count: int, sampling: Sampling = Sampling(), **more) -> Request:  # type: ignore[no-untyped-def]
+    def submit(self, prompt: list[int], count: int, sampling: SamplingParams = SamplingParams(), **more) -> Request:  # type: ignore[no-untyped-def]
         request = Request(str(self.batcher), prompt, count, owner=sampling, **more)
         self.batcher.submit(request)
         return request
@@ -107,7 +107,9 @@ class Runner:
         assert self.batcher.idle and self.batcher.pool.held == 0
 
 
-def run(engine: Engine, prompt: list[int], count: int, sampling: Sampling = Sampling(), **more) -> list[int]:  # type: ignore[no-untyped-def]
+def run(
+    engine: Engine, prompt: list[int], count: int, sampling: SamplingParams = SamplingParams(), **more
+) -> list[int]:  # type: ignore[no-untyped-def]
     runner = Runner(engine)
     request = runner.submit(prompt, count, sampling, **more)
     runner.finish()

@@ -57,10 +57,10 @@ def _train(model: str, slice: str, mesh: str, batch: int, length: int, *flags: s
 _ON_SPARSECORE = ("--xla_sc_disable_megacore_partitioning=true", "--xla_tpu_use_tc_device_shape_on_sc=true")
 GATHERS = ("--xla_tpu_enable_sparse_core_collective_offload_all_gather=true", *_ON_SPARSECORE)
 SCATTERS = ("--xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true", *_ON_SPARSECORE)
-Asked = tuple[str, Rehearsal]  # a row's name, which with its slice is its key, and what to compile
+AotRow = tuple[str, Rehearsal]  # a row's name, which with its slice is its key, and what to compile
 
 
-def training_rows() -> list[Asked]:
+def training_rows() -> list[AotRow]:
     """The four published jobs with their own batch, and Llama 3.1."""
     found = [
         ("16B, the published job", _train("16b", "v5litepod-256", "fsdp=256", 1536, 2048)),
@@ -97,7 +97,7 @@ def training_rows() -> list[Asked]:
 ENGINES = (("llama3.1-8b", "v5litepod-8"), ("llama3.1-8b", "v6e-8"), ("llama3.1-70b", "v6e-16"))
 
 
-def serving_rows() -> list[Asked]:
+def serving_rows() -> list[AotRow]:
     """Every program of each engine."""
     found = []
     for model, slice in ENGINES:

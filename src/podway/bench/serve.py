@@ -79,7 +79,7 @@ def from_lines(path: Path, count: int | None) -> list[tuple[Prompt, int]]:
             found.append((row["prompt"], int(row.get("max_tokens", 128))))
         except (ValueError, LookupError, TypeError, AttributeError):
             raise UserError(
-                f"{path}:{number} is no object with a prompt", 'write {"prompt": "…", "max_tokens": 64}'
+                f"{path}:{number} is not an object with a prompt", 'write {"prompt": "…", "max_tokens": 64}'
             ) from None
     return found[:count]
 
@@ -93,7 +93,7 @@ async def from_sharegpt(path: Path, count: int, seed: int, target: Target) -> li
         turns = [list(row.get("conversations", row.get("conversation", []))) for row in rows]
         pairs = [(t[0]["value"], t[1]["value"]) for t in turns if len(t) >= 2 and t[0].get("from") == "human"]
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise UserError(f"{path} is no ShareGPT file", "it must be a JSON list of conversations") from None
+        raise UserError(f"{path} is not a ShareGPT file", "it must be a JSON list of conversations") from None
     random.Random(seed).shuffle(pairs)
     found: list[tuple[Prompt, int]] = []
     for prompt, answer in pairs:

@@ -24,7 +24,7 @@ def target_of(url: str, key: str | None = None) -> Target:
     """'http://host:8000' or '…/v1', and the headers that every request has."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError(f"{url!r} is no address of a server", "write it as http://host:port")
+        raise UserError(f"{url!r} is not a server URL", "write it as http://host:port")
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:

@@ -5,34 +5,34 @@ import click
 
 @click.group(name="bench")
 def command() -> None:
-    """Measure: load on a server."""
+    """Measure running systems."""
 
 
 @command.command(name="serve")
-@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="Where the server is.")
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="URL of the server.")
 @click.option("--model", help="The model's name at the server (default: its first).")
 @click.option(
     "--dataset",
     type=click.Choice(["synthetic", "sharegpt", "file"]),
     default="synthetic",
     show_default=True,
-    help="Where prompts come from.",
+    help="Source of the prompts.",
 )
 @click.option("--dataset-path", type=click.Path(dir_okay=False), help="For sharegpt and file.")
-@click.option("--num-prompts", type=click.IntRange(1), default=100, show_default=True, help="How many requests.")
+@click.option("--num-prompts", type=click.IntRange(1), default=100, show_default=True, help="Number of requests.")
 @click.option("--input-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens, for synthetic.")
 @click.option("--output-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens, for synthetic.")
 @click.option("--spread", type=click.FloatRange(0, 0.99), default=0.0, help="Vary lengths by this fraction.")
 @click.option(
     "--request-rate", type=click.FloatRange(0, min_open=True), help="Requests a second (default: all at once)."
 )
-@click.option("--concurrency", type=click.IntRange(1), help="So many are always under way.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, lengths and arrivals.")
-@click.option("--slo", type=(float, float), help="TTFT and TPOT in ms that a good answer keeps.", metavar="TTFT TPOT")
+@click.option("--concurrency", type=click.IntRange(1), help="Concurrent requests.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed of prompts, lengths and arrivals.")
+@click.option("--slo", type=(float, float), help="TTFT and TPOT limits in ms for goodput.", metavar="TTFT TPOT")
 @click.option("--api-key-file", type=click.Path(dir_okay=False), help="A file with the API key.")
-@click.option("--wait", type=click.FloatRange(0), help="Wait so many seconds for the server to be ready.")
-@click.option("--save-result", type=click.Path(dir_okay=False), help="Write every number as JSON.")
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Write a picture (SVG).")
+@click.option("--wait", type=click.FloatRange(0), help="Seconds to wait for the server to become ready.")
+@click.option("--save-result", type=click.Path(dir_okay=False), help="Write all results as JSON.")
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Write a plot (SVG).")
 def serve(
     url: str,
     model: str | None,

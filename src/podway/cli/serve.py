@@ -27,10 +27,10 @@ class _AsIs(click.Command):
 def command(arguments: tuple[str, ...]) -> None:
     """Serve a model with an OpenAI-compatible API."""
     try:
-        asked = parser().parse_args(list(arguments))
+        args = parser().parse_args(list(arguments))
     except SystemExit as end:
         raise click.exceptions.Exit(int(end.code or 0)) from None
-    check(asked)
+    check(args)
     require("serve", "podway serve")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "podway.serve", *arguments])

@@ -261,7 +261,7 @@ def _attention(
             out = out + w[f"{name}_bias"]
         return constrain(out, ("batch", "length", axis, "head_dim"), compute.rules)
 
-    if "qkv" in w:  # the three matrices side by side: one product (serve/fused.py)
+    if "qkv" in w:  # the three matrices side by side: one product (serve/weight_layout.py)
         q, k, v = jnp.split(heads("qkv", "heads"), [shape.heads, shape.heads + shape.kv_heads], axis=2)
     else:
         q, k, v = heads("q", "heads"), heads("k", "kv_heads"), heads("v", "kv_heads")
@@ -299,7 +299,7 @@ def _dense(x: jax.Array, w: Weights, prefix: str, shape: ModelShape, compute: Co
         return mark(constrain(out, ("batch", "length", "mlp"), compute.rules), "mlp_in")
 
     activate = _ACTIVATE[shape.activation]
-    if f"{prefix}gate_up" in w:  # both side by side (serve/fused.py)
+    if f"{prefix}gate_up" in w:  # both side by side (serve/weight_layout.py)
         gate, up = jnp.split(into("gate_up"), 2, axis=-1)
         wide = activate(gate) * up
     else:

@@ -15,7 +15,8 @@ import jax
 import msgspec
 import numpy as np
 from jax.experimental import mesh_utils, topologies
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
+from jax.typing import DTypeLike
 
 from podway.catalog.slices import Slice
 from podway.errors import UserError
@@ -144,6 +145,12 @@ def summed(x: jax.Array, axis: str, *, scatter: int | None = None) -> jax.Array:
         else jax.lax.psum_scatter(x, axis, scatter_dimension=scatter, tiled=True)  # type: ignore[no-untyped-call]
     )
     return total
+
+
+def abstract_array(dims: Sequence[int], dtype: DTypeLike, sharding: Sharding | None = None) -> jax.Array:
+    """What tracing and lowering need of an array: shape, dtype and where it lies. Typed as the array that it stands for."""
+    stand_in: jax.Array = jax.ShapeDtypeStruct(tuple(dims), dtype, sharding=sharding)  # type: ignore[no-untyped-call, assignment]
+    return stand_in
 
 
 def named_sharding(mesh: jax.sharding.Mesh, axes: Axes, dims: tuple[int, ...], rules: Rules) -> NamedSharding:

@@ -18,7 +18,7 @@ from podway.model.mesh import described, make_mesh
 from podway.rehearse import maxtext_2023
 from podway.rehearse.fabric import Place
 from podway.rehearse.rehearsal import Rehearsal
-from podway.serve import ahead
+from podway.serve import lower_aot
 from podway.serve.build import Options
 from podway.train.checks import check_fit, check_kernel, resolve_mesh
 from podway.train.config import TrainConfig
@@ -82,7 +82,7 @@ def engine_parts(rehearsal: Rehearsal) -> list[str]:
 
 def _engine_programs(rehearsal: Rehearsal) -> dict[str, Callable[[], jax.stages.Lowered]]:
     options = from_plain(rehearsal.options, Options)
-    return dict(ahead.programs(find_model(rehearsal.model), rehearsal.tpu, options, rehearsal.tensor))
+    return dict(lower_aot.programs(find_model(rehearsal.model), rehearsal.tpu, options, rehearsal.tensor))
 
 
 def places_of(devices: Iterable[jax.Device], slice: Slice) -> tuple[Place, ...]:

@@ -4,7 +4,7 @@
 2. The front opens the port at once; /health says 503 and why until the model is warm.
 3. In a thread: read the shape, print the memory budget, load the weights, compile every program (kept on disk, so that the
    next start need not), begin the loops of all replicas (`replicas.py`).
-4. SIGTERM or Ctrl-C: streams get a few seconds to end, then the engines stop. The other hosts do what the front tells until it
+4. SIGTERM or Ctrl-C: streams get a few seconds to end, then the engines stop. The other hosts follow the front until it
    ends.
 """
 
@@ -26,9 +26,9 @@ from podway.errors import UserError
 from podway.model.compiled import keep_programs
 from podway.model.families import find_model
 from podway.model.shape import ModelShape
-from podway.serve.asking import Service
+from podway.serve.admission import Service
 from podway.serve.build import Options, limits_for
-from podway.serve.cache import default_backend
+from podway.serve.cache_layout import default_backend
 from podway.serve.http import make_app
 from podway.serve.options import api_keys, check, parser
 from podway.serve.replicas import Fleet
@@ -46,34 +46,34 @@ class _Server(uvicorn.Server):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run until told to stop."""
-    asked = parser().parse_args(arguments)
+    """Run until it is stopped."""
+    args = parser().parse_args(arguments)
     try:
-        check(asked)
-        return serve(asked, api_keys(asked.api_key_file, os.environ.pop("PODWAY_API_KEY", None)))
+        check(args)
+        return serve(args, api_keys(args.api_key_file, os.environ.pop("PODWAY_API_KEY", None)))
     except UserError as error:
         print(f"Error: {error.what}\n  {error.hint}", file=sys.stderr, flush=True)
         return 1
 
 
-def serve(asked: argparse.Namespace, keys: list[str]) -> int:
+def serve(args: argparse.Namespace, keys: list[str]) -> int:
     """The role of this host."""
     # On NVIDIA jax takes three quarters of the memory by itself; this process is alone with the device.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
     rank, hosts = int(os.environ.get("PODWAY_RANK", "0")), int(os.environ.get("PODWAY_NUM_HOSTS", "1"))
-    listening = _listen(asked.host, asked.port) if rank == 0 else None
+    listening = _listen(args.host, args.port) if rank == 0 else None
     if hosts > 1:
         jax.distributed.initialize()
-    keep_programs(asked.compile_cache, Path.home() / ".cache" / "podway" / "compiled")
+    keep_programs(args.compile_cache, Path.home() / ".cache" / "podway" / "compiled")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # type: ignore[no-untyped-call]
-    shape, options = find_model(asked.model), options_of(asked)
+    shape, options = find_model(args.model), options_of(args)
     limits = limits_for(shape, options, options.backend or default_backend(), 2)
-    name = asked.name or Path(asked.model).resolve().name
-    service = Service(name, Tokenizer(Path(asked.model), shape.vocab), limits.max_len)
-    fleet = Fleet(service, asked, say)
+    name = args.name or Path(args.model).resolve().name
+    service = Service(name, Tokenizer(Path(args.model), shape.vocab), limits.max_len)
+    fleet = Fleet(service, args, log)
     if listening is None:
-        return _attend(fleet, shape, options)
+        return _worker(fleet, shape, options)
     return _front(fleet, shape, options, listening, keys)
 
 
@@ -88,10 +88,10 @@ def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.
 
     def warm() -> None:
         try:
-            fleet.take_roles(fleet.warm(shape, options), _lost)
+            fleet.take_roles(fleet.warm(shape, options), _host_lost)
             service.loops = fleet.all_loops()
             place = listening.getsockname()
-            say(f"{service.name} is ready at http://{place[0]}:{place[1]}/v1")
+            log(f"{service.name} is ready at http://{place[0]}:{place[1]}/v1")
         except UserError as error:
             failed.append(error)
             server.should_exit = True
@@ -111,8 +111,8 @@ def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.
     return 0 if served else 1
 
 
-def _attend(fleet: Fleet, shape: ModelShape, options: Options) -> int:
-    """Any other host: warm up, then do what the front or the leader tells."""
+def _worker(fleet: Fleet, shape: ModelShape, options: Options) -> int:
+    """Any other host: warm up, then follow the front or the leader."""
     engines = fleet.warm(shape, options)
 
     def ends(*_: Any) -> None:
@@ -123,21 +123,21 @@ def _attend(fleet: Fleet, shape: ModelShape, options: Options) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ends)
-    fleet.take_roles(engines, _lost)
-    return 0 if fleet.attend(engines) else _lost()
+    fleet.take_roles(engines, _host_lost)
+    return 0 if fleet.run_worker(engines) else _host_lost()
 
 
-def _lost() -> NoReturn:
+def _host_lost() -> NoReturn:
     """A host is gone. A program over its devices never ends, and no thread that waits for it either: leave at once."""
     print("Error: a host of this server is gone\n  start all of them again", file=sys.stderr, flush=True)
     os._exit(1)
 
 
-def options_of(asked: argparse.Namespace) -> Options:
+def options_of(args: argparse.Namespace) -> Options:
     """The engine's part of the command line."""
     names = ("max_len", "max_seqs", "page", "pages", "prompt_tokens", "decode_steps", "dtype", "quantize", "kv",
              "memory_fraction")  # fmt: skip
-    return Options(**{name: getattr(asked, name) for name in names})
+    return Options(**{name: getattr(args, name) for name in names})
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -154,8 +154,8 @@ def _listen(host: str, port: int) -> socket.socket:
     return made
 
 
-def say(text: str) -> None:
-    """One line to whoever started the server."""
+def log(text: str) -> None:
+    """One line of the log."""
     print(text, flush=True)
 
 

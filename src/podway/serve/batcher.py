@@ -121,7 +121,7 @@ class Row(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine does next. Pages of every request in it are in `request.pages`."""
 
-    seats: list[Request]  # whose slots must be filled before
+    admitted: list[Request]  # whose slots must be filled before
     rows: list[Row]
     pieces: list[Piece]
     steps: int  # tokens for each row
@@ -186,11 +186,11 @@ class Batcher:
     def plan(self) -> Step | None:
         """The next step; None where nothing can be done before results are read."""
         chosen = self._choose_rows()
-        seats: list[Request] = []
+        admitted: list[Request] = []
         pieces: list[Piece] = []
         rows = [Row(request, _slot(request), -1) for request in chosen]
         blocks = self._continue_prompts(pieces, rows)
-        self._admit(seats, pieces, rows, blocks)
+        self._admit(admitted, pieces, rows, blocks)
         if not rows and not pieces:
             return None
         steps = 1 if pieces else self._stretch(chosen)
@@ -201,7 +201,7 @@ class Batcher:
             request.in_flight += 1
         used = sum(self._blocks(piece.count) for piece in pieces)
         return Step(
-            seats=seats,
+            admitted=admitted,
             rows=rows,
             pieces=pieces,
             steps=steps,
@@ -247,7 +247,7 @@ class Batcher:
                 left -= self._add_piece(request, left, pieces, rows)
         return left
 
-    def _admit(self, seats: list[Request], pieces: list[Piece], rows: list[Row], left: int) -> None:
+    def _admit(self, admitted: list[Request], pieces: list[Piece], rows: list[Row], left: int) -> None:
         while self.queue and self.free_slots and left:
             request = self.queue[0]
             if request.in_flight or not self._take_prompt_pages(request):
@@ -255,7 +255,7 @@ class Batcher:
             self.queue.popleft()
             request.slot = self.free_slots.pop()
             self.running.append(request)
-            seats.append(request)
+            admitted.append(request)
             left -= self._add_piece(request, left, pieces, rows)
 
     def _take_prompt_pages(self, request: Request) -> bool:

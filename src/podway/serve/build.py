@@ -25,12 +25,12 @@ from podway.model.layout import SERVE_RULES, MeshShape, bytes_per_chip, kv_repea
 from podway.model.mesh import named_sharding
 from podway.model.params import params
 from podway.model.shape import ModelShape
-from podway.serve import cache as pages
+from podway.serve import cache_layout
 from podway.serve.batcher import Limits
-from podway.serve.cache import Backend, KvDtype, Plan
+from podway.serve.cache_layout import Backend, KvDtype, Plan
 from podway.serve.engine import Engine
-from podway.serve.fused import fuse, unstack
 from podway.serve.quantized import quantizable, quantize, quantized_compute
+from podway.serve.weight_layout import fuse, unstack
 
 GIB = 1 << 30
 
@@ -110,7 +110,7 @@ def compute_dtype(options: Options) -> Any:
 def budget(shape: ModelShape, options: Options, mesh: MeshShape, device_bytes: int) -> tuple[Budget, int]:
     """What goes where on one device, and how many pages the cache gets."""
     shape = spread(shape, mesh.tensor)
-    backend = options.backend or pages.default_backend()
+    backend = options.backend or cache_layout.default_backend()
     limits = limits_for(shape, options, backend, 2)
     dtype = compute_dtype(options)
     weights = bytes_per_chip(shape, mesh, SERVE_RULES, dtype.itemsize)
@@ -123,7 +123,7 @@ def budget(shape: ModelShape, options: Options, mesh: MeshShape, device_bytes: i
     widest = max(shape.d_ff, shape.heads * shape.d_head, shape.d_model)
     scratch = 4 * limits.slots * shape.vocab * 3 // mesh.tensor + tokens * widest * 4 * 6
     plan = plan_for(shape, options, mesh, limits)
-    page_bytes = pages.token_bytes(plan) * limits.page // (mesh.tensor if plan.heads % mesh.tensor == 0 else 1)
+    page_bytes = cache_layout.token_bytes(plan) * limits.page // (mesh.tensor if plan.heads % mesh.tensor == 0 else 1)
     every = limits.slots * limits.table_width + 1
     if options.pages:
         count = options.pages
@@ -146,8 +146,8 @@ def budget(shape: ModelShape, options: Options, mesh: MeshShape, device_bytes: i
 
 def plan_for(shape: ModelShape, options: Options, mesh: MeshShape, limits: Limits) -> Plan:
     """The layout of the cache of a model that was spread over the mesh."""
-    backend = options.backend or pages.default_backend()
-    dtype = pages.stored_dtype(options.kv, compute_dtype(options), backend)
+    backend = options.backend or cache_layout.default_backend()
+    dtype = cache_layout.stored_dtype(options.kv, compute_dtype(options), backend)
     return Plan(
         backend, shape.layers, limits.pages, limits.page, shape.kv_heads, shape.d_head, dtype, options.interpret
     )
@@ -163,7 +163,7 @@ def build(
     shape: ModelShape, tree: Tree, options: Options, page_count: int, mesh: jax.sharding.Mesh | None = None
 ) -> Engine:
     """The engine, with nothing compiled yet."""
-    backend = options.backend or pages.default_backend()
+    backend = options.backend or cache_layout.default_backend()
     sizes = MeshShape(tensor=mesh.shape["tensor"]) if mesh is not None else MeshShape()
     tree, shape = spread_weights(tree, shape, mesh), spread(shape, sizes.tensor)
     limits = limits_for(shape, options, backend, page_count)

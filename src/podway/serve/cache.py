@@ -14,90 +14,22 @@ sees keys that nobody wrote, and its results are not used.
 
   reference  plain jnp over gathered pages: CPU, and what the kernels are held to
   nvidia     a Pallas kernel (`cache_nvidia.py`), and another for rows that generate, which writes too
-             (`decode_nvidia.py`); pools (L * pages, G, page, K)
-  tpu        jax's ragged paged attention (`cache_tpu.py`); one pool (L * pages, page, 2 G, K), keys and values in turn
+             (`decode_nvidia.py`)
+  tpu        jax's ragged paged attention (`cache_tpu.py`)
 
 Keys and values may be stored in int8, each with a scale for every token and head, or in float8 without one.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
-from podway.errors import UserError
 from podway.model.attention import Pattern
 from podway.serve import cache_nvidia, cache_tpu, decode_nvidia
+from podway.serve.cache_layout import Cache, Plan
 
-Backend = Literal["reference", "nvidia", "tpu"]
-KvDtype = Literal["auto", "int8", "fp8"]
 NO_WINDOW = 1 << 30
 _GATHER = 1 << 24  # numbers that the reference gathers at a time
-
-
-class Cache(NamedTuple):
-    """The pool. For TPUs `k` has both and `v` is empty; scales exist for int8 only."""
-
-    k: jax.Array
-    v: jax.Array | None
-    k_scale: jax.Array | None
-    v_scale: jax.Array | None
-
-
-class Plan(NamedTuple):
-    """How a cache is laid out: fixed when programs are compiled."""
-
-    backend: Backend
-    layers: int
-    pages: int  # of one layer
-    page: int
-    heads: int  # key/value heads
-    d_head: int
-    dtype: Any  # of the stored numbers
-    interpret: bool = False
-
-
-def default_backend() -> Backend:
-    """The kernel of this machine."""
-    backends: dict[str, Backend] = {"tpu": "tpu", "gpu": "nvidia"}
-    return backends.get(jax.default_backend(), "reference")
-
-
-def stored_dtype(kv: KvDtype, compute: Any, backend: Backend) -> Any:
-    """What keys and values are stored as."""
-    if kv == "int8" and backend == "tpu":
-        raise UserError("the TPU kernel cannot read int8 keys and values", "use --kv fp8 or --kv auto")
-    return {"auto": compute, "int8": jnp.int8, "fp8": jnp.float8_e4m3fn}[kv]
-
-
-def abstract(plan: Plan) -> Cache:
-    """Shapes and dtypes of the pool."""
-    total = plan.layers * plan.pages
-    if plan.backend == "tpu":
-        dims = (total, plan.page, 2 * plan.heads, cache_tpu.lanes(plan.d_head))
-        return Cache(_like(dims, plan.dtype), None, None, None)
-    dims = (total, plan.heads, plan.page, plan.d_head)
-    scale = _like(dims[:3], jnp.float32) if plan.dtype == jnp.int8 else None
-    return Cache(_like(dims, plan.dtype), _like(dims, plan.dtype), scale, scale)
-
-
-def by_head(plan: Plan, cache: Cache, place: Callable[[tuple[str | None, ...], Any], Any]) -> Any:
-    """`place(logical axes, array)` of each array of the pool, in the form of the pool."""
-    if plan.backend == "tpu":
-        return Cache(place((None, None, "kv_heads", None), cache.k), None, None, None)
-    four = (None, "kv_heads", None, None)
-    return Cache(*(None if leaf is None else place(four[: leaf.ndim], leaf) for leaf in cache))  # type: ignore[arg-type]
-
-
-def token_bytes(plan: Plan) -> int:
-    """Bytes that one token takes in all layers."""
-    leaves = jax.tree.leaves(abstract(plan))
-    return int(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)) // (plan.pages * plan.page)
-
-
-def _like(dims: tuple[int, ...], dtype: Any) -> Any:
-    return jax.ShapeDtypeStruct(dims, dtype)  # type: ignore[no-untyped-call]
 
 
 def write(plan: Plan, cache: Cache, layer: jax.Array, k_TGK: jax.Array, v_TGK: jax.Array, cells_T: jax.Array) -> Cache:
@@ -185,7 +117,7 @@ def _reference(
     _, heads, page, d_head = cache.k.shape
     Q, H = q_NQHK.shape[1:3]
 
-    def gather(pool: jax.Array, scale: jax.Array | None, table: jax.Array, dtype: Any) -> jax.Array:
+    def gather(pool: jax.Array, scale: jax.Array | None, table: jax.Array, dtype: DTypeLike) -> jax.Array:
         got = pool[table].swapaxes(0, 1).reshape(heads, -1, d_head)
         if scale is None:
             return got.astype(dtype)

@@ -11,25 +11,27 @@ the parts are put together afterwards.
 
 import functools
 from math import log2
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Ref
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from podway.model.attention import Pattern
+from podway.model.mesh import abstract_array
+from podway.serve.cache_layout import Cache
 
 _FAR = -0.7 * float(np.finfo(np.float32).max)  # finite, so that a split with nothing to see makes no NaN
 _LOG2E = log2(2.718281828459045)
-_LEAST_TILE = 16  # rows of the smallest matrix product of the tensor cores
+_MIN_TILE = 16  # rows of the smallest matrix product of the tensor cores
 _PROGRAMS = 132 * 4  # streaming multiprocessors of an H100 or H200 (NVIDIA data sheet), some programs on each
-_MOST_SPLITS = 32
+_MAX_SPLITS = 32
 
 
 def attend(
-    cache: Any,
+    cache: Cache,
     q_NQHK: jax.Array,
     tables_NP: jax.Array,
     start_N: jax.Array,
@@ -41,7 +43,7 @@ def attend(
     N, Q, H, K = q_NQHK.shape
     total, G, page, _ = cache.k.shape
     rows = Q * (H // G)
-    tile = max(_LEAST_TILE, 1 << (rows - 1).bit_length())
+    tile = max(_MIN_TILE, 1 << (rows - 1).bit_length())
     q = q_NQHK.reshape(N, Q, G, H // G, K).swapaxes(1, 2).reshape(N, G, rows, K)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, tile - rows), (0, 0)))
     splits = _splits(N * G, tables_NP.shape[1]) if Q == 1 else 1
@@ -74,9 +76,9 @@ def attend(
         ],
         out_specs=[pl.BlockSpec((None, None, None, tile, K), lambda n, g, s: (s, n, g, 0, 0)), part, part],
         out_shape=[
-            jax.ShapeDtypeStruct((splits, N, G, tile, K), jnp.float32),  # type: ignore[no-untyped-call]
-            jax.ShapeDtypeStruct((splits, N, G, tile), jnp.float32),  # type: ignore[no-untyped-call]
-            jax.ShapeDtypeStruct((splits, N, G, tile), jnp.float32),  # type: ignore[no-untyped-call]
+            abstract_array((splits, N, G, tile, K), jnp.float32),
+            abstract_array((splits, N, G, tile), jnp.float32),
+            abstract_array((splits, N, G, tile), jnp.float32),
         ],
         compiler_params=plgpu.CompilerParams(num_warps=4 if tile < 128 else 8, num_stages=3),
         interpret=interpret,
@@ -92,17 +94,17 @@ def attend(
 
 def _splits(programs: int, pages: int) -> int:
     wanted = max(1, _PROGRAMS // programs)
-    return min(1 << (wanted.bit_length() - 1), _MOST_SPLITS, 1 << (pages.bit_length() - 1))
+    return min(1 << (wanted.bit_length() - 1), _MAX_SPLITS, 1 << (pages.bit_length() - 1))
 
 
 def _kernel(
-    start_ref: Any,
-    window_ref: Any,
-    table_ref: Any,
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    *refs: Any,
+    start_ref: Ref,
+    window_ref: Ref,
+    table_ref: Ref,
+    q_ref: Ref,
+    k_ref: Ref,
+    v_ref: Ref,
+    *refs: Ref,
     queries: int,
     shared: int,
     page: int,

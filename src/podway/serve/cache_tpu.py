@@ -15,15 +15,9 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 
 from podway.model.attention import Pattern
 
-_LANES = 128  # of the vector unit: the last dimension of what the kernel reads
 _KV_TOKENS = 512  # read at once: 2 buffers x 512 x 2 x 8 heads x 128 x 2 bytes = 4 MiB, a quarter of a v5e's VMEM
 _QUERIES = 32  # 32 queries x 4 heads fill the 128 rows of the matrix unit
 _VMEM = 64 * 1024 * 1024  # a limit for the compiler, below the 128 MiB of v5e and v6e
-
-
-def lanes(d_head: int) -> int:
-    """d_head as the kernel stores it."""
-    return -(-d_head // _LANES) * _LANES
 
 
 def write(pool: jax.Array, rows_T: jax.Array, k_TGK: jax.Array, v_TGK: jax.Array) -> jax.Array:

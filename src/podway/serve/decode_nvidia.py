@@ -13,25 +13,27 @@ array, so that one kernel of the compiler makes them (rotation and all).
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Ref
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from podway.model.attention import Pattern
+from podway.model.mesh import abstract_array
+from podway.serve.cache_layout import Cache
 
 _FAR = -0.7 * float(np.finfo(np.float32).max)  # finite, so that a split with nothing to see makes no NaN
 _LOG2E = 1.4426950408889634
-_LEAST_TILE = 16  # rows of the smallest matrix product of the tensor cores
+_MIN_TILE = 16  # rows of the smallest matrix product of the tensor cores
 _PROGRAMS = 132 * 4  # streaming multiprocessors of an H100 or H200 (NVIDIA data sheet), some programs on each
-_MOST_SPLITS = 16
+_MAX_SPLITS = 16
 
 
 def attend(
-    cache: Any,
+    cache: Cache,
     q_NHK: jax.Array,
     k_NGK: jax.Array,
     v_NGK: jax.Array,
@@ -46,6 +48,7 @@ def attend(
     """(context (N, H, K), pool of keys, pool of values): token `at` of each row is stored, if it is real, and sees all before.
 
     `first_page` is the layer's first page in the pools."""
+    assert cache.v is not None
     N, H, K = q_NHK.shape
     total, G, page, _ = cache.k.shape
     P = tables_NP.shape[1]
@@ -73,11 +76,11 @@ def attend(
         ],
         out_specs=[pl.BlockSpec((None, None, H, K), lambda g, n, s: (s, n, 0, 0)), heads, heads, whole, whole],
         out_shape=[
-            jax.ShapeDtypeStruct((splits, N, H, K), made),  # type: ignore[no-untyped-call]
-            jax.ShapeDtypeStruct((splits, N, H), jnp.float32),  # type: ignore[no-untyped-call]
-            jax.ShapeDtypeStruct((splits, N, H), jnp.float32),  # type: ignore[no-untyped-call]
-            jax.ShapeDtypeStruct(cache.k.shape, cache.k.dtype),  # type: ignore[no-untyped-call]
-            jax.ShapeDtypeStruct(cache.v.shape, cache.v.dtype),  # type: ignore[no-untyped-call]
+            abstract_array((splits, N, H, K), made),
+            abstract_array((splits, N, H), jnp.float32),
+            abstract_array((splits, N, H), jnp.float32),
+            abstract_array(cache.k.shape, cache.k.dtype),
+            abstract_array(cache.v.shape, cache.v.dtype),
         ],
         input_output_aliases={6: 3, 7: 4},
         compiler_params=_shape_of_programs(N * G),
@@ -102,7 +105,16 @@ def _shape_of_programs(programs: int) -> plgpu.CompilerParams:
 
 def _splits(programs: int, pages: int) -> int:
     wanted = max(1, _PROGRAMS // programs)
-    return min(1 << (wanted.bit_length() - 1), _MOST_SPLITS, 1 << (pages.bit_length() - 1))
+    return min(1 << (wanted.bit_length() - 1), _MAX_SPLITS, 1 << (pages.bit_length() - 1))
+
+
+def _pages_of_split(at: jax.Array, window: jax.Array, page: int, splits: int) -> tuple[jax.Array, jax.Array]:
+    """The first page that this split reads, and the one after its last."""
+    first = jnp.maximum(at - window + 1, 0) // page
+    last = (at + page - 1) // page
+    each = (last - first + splits - 1) // splits
+    begin = first + pl.program_id(2) * each
+    return begin, jnp.minimum(begin + each, last)
 
 
 def _scored(scores: jax.Array, *, scale: float, softcap: float | None) -> jax.Array:
@@ -112,19 +124,19 @@ def _scored(scores: jax.Array, *, scale: float, softcap: float | None) -> jax.Ar
 
 
 def _kernel(
-    first_ref: Any,
-    window_ref: Any,
-    at_ref: Any,
-    real_ref: Any,
-    table_ref: Any,
-    qkv_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    out_ref: Any,
-    low_ref: Any,
-    high_ref: Any,
-    k_out_ref: Any,
-    v_out_ref: Any,
+    first_ref: Ref,
+    window_ref: Ref,
+    at_ref: Ref,
+    real_ref: Ref,
+    table_ref: Ref,
+    qkv_ref: Ref,
+    k_ref: Ref,
+    v_ref: Ref,
+    out_ref: Ref,
+    low_ref: Ref,
+    high_ref: Ref,
+    k_out_ref: Ref,
+    v_out_ref: Ref,
     *,
     heads: int,
     shared: int,
@@ -136,7 +148,7 @@ def _kernel(
 ) -> None:
     at, window, base = at_ref[0], window_ref[0], first_ref[0]
     head, d_head = pl.program_id(0), qkv_ref.shape[1]
-    tile = max(_LEAST_TILE, 1 << (shared - 1).bit_length())
+    tile = max(_MIN_TILE, 1 << (shared - 1).bit_length())
     rows = pl.ds(head * shared, tile)  # this head's queries, and others that are left out
     kept = jnp.arange(tile) < shared
     every = jnp.broadcast_to(kept[:, None], (tile, d_head))
@@ -155,11 +167,7 @@ def _kernel(
     low = jnp.where(is_first, jnp.ones(tile, jnp.float32), 0.0)
     out = jnp.where(is_first, jnp.broadcast_to(v_new.astype(jnp.float32)[None, :], (tile, d_head)), 0.0)
 
-    first = jnp.maximum(at - window + 1, 0) // page
-    last = (at + page - 1) // page
-    each = (last - first + splits - 1) // splits
-    begin = first + pl.program_id(2) * each
-    end = jnp.minimum(begin + each, last)
+    begin, end = _pages_of_split(at, window, page, splits)
     offset = jax.lax.broadcasted_iota(jnp.int32, (tile, page), 1)
 
     def body(index: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

@@ -4,12 +4,13 @@ Each host is a process with its own devices, joined by `jax.distributed`. A prog
 when all of them launch it. So one host of a group decides (the leader: it has the loop and the batcher), and the others
 follow:
 
-1. `addresses` tells every host where every other one listens, and the words that open its door.
-2. The followers connect to their leader (`join`); it waits for all of them (`Crew`).
-3. Before the leader launches a step, it sends the step's arrays to each follower (`Crew.tell`, the engine's `before_launch`).
-   They are small: a few integers for each row. A follower launches what it hears (`follow`), and reads no result.
-4. The leader's end is told to the followers. If a host is lost, a program over its devices never ends, so the others do:
-   whoever started them starts them again.
+1. `addresses` gives every host the address of every other one, and the secret that it asks for.
+2. The followers connect to their leader (`join`); it waits for all of them (`Followers`).
+3. Before the leader launches a step, it sends the step's arrays to each follower (`Followers.broadcast`, the engine's
+   `before_launch`). They are small: a few integers for each row. A follower launches what it receives (`follow`), and
+   reads no result.
+4. When the leader ends it tells the followers. If a host is lost, a program over its devices never ends, so the other
+   processes exit, for the job to be restarted.
 
 A frame is 4 bytes of length and MessagePack.
 """
@@ -22,80 +23,97 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import jax
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from jax.experimental import multihost_utils
 
+from podway.decoding import from_msgpack
 from podway.errors import UserError
 from podway.serve.batcher import Step
-from podway.serve.engine import Engine, Prepared
+from podway.serve.engine import Engine, HostArray, HostInputs, Prepared
 
 _LENGTH = struct.Struct("!I")
-_CARD = 64  # bytes that a host tells the others of itself: 4 of address, 2 of port, 32 of words
-_WORDS = 32
-_PATIENCE = 600  # seconds that hosts wait for each other: the slowest may still be compiling
+_ADDRESS_BYTES = 64  # 4 bytes of IP address, 2 of port, 32 of secret, padded
+_SECRET_BYTES = 32
+_JOIN_TIMEOUT = 600  # seconds that hosts wait for each other: the slowest may still be compiling
+
+
+WireArray = tuple[str, list[int], bytes]  # dtype, shape, contents
+
+
+class StepMessage(msgspec.Struct, array_like=True, kw_only=True):
+    """A step as followers receive it."""
+
+    steps: int
+    row_bucket: int
+    block_bucket: int
+    plain: bool
+    slot_fills: list[WireArray]
+    inputs: list[WireArray | None]  # in the order of `HostInputs`
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a host listens, and what one must say there."""
+    """Where a host listens, and the secret that it asks for."""
 
     ip: str
     port: int
-    words: bytes
+    secret: bytes
 
 
-class Post:
+class HostListener:
     """A socket that hosts connect to."""
 
     def __init__(self) -> None:
         self.ip = os.environ.get("PODWAY_HOST_IP") or socket.gethostbyname(socket.gethostname())
-        self.words = secrets.token_bytes(_WORDS)
+        self.secret = secrets.token_bytes(_SECRET_BYTES)
         self._socket = socket.create_server((self.ip, 0), backlog=256)
-        self._socket.settimeout(_PATIENCE)
+        self._socket.settimeout(_JOIN_TIMEOUT)
 
-    def card(self) -> Any:
+    def encoded_address(self) -> npt.NDArray[np.uint8]:
         """Its address in an array, as all hosts can gather it."""
-        raw = socket.inet_aton(self.ip) + struct.pack("!H", self._socket.getsockname()[1]) + self.words
-        return np.frombuffer(raw.ljust(_CARD, b"\0"), np.uint8)
+        raw = socket.inet_aton(self.ip) + struct.pack("!H", self._socket.getsockname()[1]) + self.secret
+        return np.frombuffer(raw.ljust(_ADDRESS_BYTES, b"\0"), np.uint8)
 
     def accept(self) -> tuple[socket.socket, int]:
-        """The next host that says the words, and its number."""
+        """The next host that sends the secret, and its number."""
         while True:
             try:
                 peer, _ = self._socket.accept()
             except TimeoutError:
-                raise UserError("hosts of this group do not come", "look at the logs of the other ranks") from None
+                raise UserError(
+                    "other hosts of this replica did not connect", "look at the logs of the other ranks"
+                ) from None
             peer.settimeout(10)
             try:
-                said = _exactly(peer, _WORDS + 4)
+                said = _exactly(peer, _SECRET_BYTES + 4)
             except (OSError, EOFError):
                 peer.close()
                 continue
-            if hmac.compare_digest(said[:_WORDS], self.words):
+            if hmac.compare_digest(said[:_SECRET_BYTES], self.secret):
                 ready(peer)
-                return peer, int.from_bytes(said[_WORDS:], "big")
+                return peer, int.from_bytes(said[_SECRET_BYTES:], "big")
             peer.close()
 
     def close(self) -> None:
         self._socket.close()
 
 
-def addresses(post: Post) -> list[Address]:
+def addresses(listener: HostListener) -> list[Address]:
     """Of all hosts, in order of their numbers; every host calls it at the same time."""
     found = []
-    for card in np.asarray(multihost_utils.process_allgather(post.card())).reshape(-1, _CARD):
-        raw = card.astype(np.uint8).tobytes()
-        found.append(Address(socket.inet_ntoa(raw[:4]), int.from_bytes(raw[4:6], "big"), raw[6 : 6 + _WORDS]))
+    for one in np.asarray(multihost_utils.process_allgather(listener.encoded_address())).reshape(-1, _ADDRESS_BYTES):
+        raw = one.astype(np.uint8).tobytes()
+        found.append(Address(socket.inet_ntoa(raw[:4]), int.from_bytes(raw[4:6], "big"), raw[6 : 6 + _SECRET_BYTES]))
     return found
 
 
 def join(leader: Address, number: int) -> socket.socket:
     """A connection to a host, for the host of this number."""
     made = socket.create_connection((leader.ip, leader.port), timeout=60)
-    made.sendall(leader.words + number.to_bytes(4, "big"))
+    made.sendall(leader.secret + number.to_bytes(4, "big"))
     ready(made)
     return made
 
@@ -130,7 +148,7 @@ def _exactly(of: socket.socket, count: int) -> bytes:
     return bytes(got)
 
 
-class Crew:
+class Followers:
     """The followers of a leader."""
 
     def __init__(self, members: Sequence[socket.socket], on_loss: Callable[[], None]) -> None:
@@ -139,8 +157,8 @@ class Crew:
         for member in self._members:
             threading.Thread(target=self._watch, args=(member, on_loss), name="watch", daemon=True).start()
 
-    def tell(self, prepared: Prepared) -> None:
-        """A step that is about to be launched here."""
+    def broadcast(self, prepared: Prepared) -> None:
+        """Send a step that is about to be launched here."""
         raw = pack(prepared)
         for member in self._members:
             send(member, raw)
@@ -153,7 +171,7 @@ class Crew:
                 member.close()
 
     def _watch(self, member: socket.socket, on_loss: Callable[[], None]) -> None:
-        """Followers say nothing: whatever can be read is their end."""
+        """Followers send nothing: whatever can be read is their end."""
         with suppress(OSError):
             member.recv(1)
         if not self._ending:
@@ -161,7 +179,7 @@ class Crew:
 
 
 def follow(engine: Engine, leader: socket.socket) -> bool:
-    """Launch what the leader tells, until its end. False: it was lost."""
+    """Launch what the leader sends, until its end. False: it was lost."""
     try:
         for raw in frames(leader):
             engine.launch(unpack(raw))
@@ -173,30 +191,38 @@ def follow(engine: Engine, leader: socket.socket) -> bool:
 def pack(prepared: Prepared) -> bytes:
     """A step's arrays and sizes. What only the leader needs of it (who asked) stays."""
     step = prepared.step
-    sizes = {name: value for name in step.__struct_fields__ if isinstance(value := getattr(step, name), int)}
-    return msgspec.msgpack.encode([sizes, [_plain(value) for value in prepared if value is not step]])
+    message = StepMessage(
+        steps=step.steps, row_bucket=step.row_bucket, block_bucket=step.block_bucket, plain=prepared.plain,
+        slot_fills=[_to_wire(fill) for fill in prepared.slot_fills],
+        inputs=[None if array is None else _to_wire(array) for array in prepared.inputs],
+    )  # fmt: skip
+    return msgspec.msgpack.encode(message)
 
 
 def unpack(raw: bytes) -> Prepared:
-    sizes, plain = msgspec.msgpack.decode(raw)
-    return Prepared(Step(seats=[], rows=[], pieces=[], **sizes), *map(_made, plain))
+    message = from_msgpack(raw, StepMessage)
+    step = Step(
+        admitted=[], rows=[], pieces=[], steps=message.steps, row_bucket=message.row_bucket,
+        block_bucket=message.block_bucket,
+    )  # fmt: skip
+    rows, blocks, table, mask, scoring, turns = (None if one is None else _from_wire(one) for one in message.inputs)
+    assert rows is not None and table is not None
+    inputs = HostInputs(
+        rows.astype(np.int32, copy=False), None if blocks is None else blocks.astype(np.int32, copy=False),
+        table.astype(np.int32, copy=False), None if mask is None else mask.astype(np.uint32, copy=False),
+        None if scoring is None else np.bool_(scoring), None if turns is None else np.int32(turns),
+    )  # fmt: skip
+    return Prepared(
+        step, [_from_wire(fill).astype(np.int32, copy=False) for fill in message.slot_fills], inputs, message.plain
+    )
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return ["list", *map(_plain, value)]
-    if isinstance(value, np.ndarray | np.generic):
-        return ["array", value.dtype.str, list(value.shape), value.tobytes()]
-    return value
+def _to_wire(array: HostArray | np.generic) -> WireArray:
+    return array.dtype.str, list(array.shape), array.tobytes()
 
 
-def _made(plain: Any) -> Any:
-    if not isinstance(plain, list):
-        return plain
-    kind, *rest = plain
-    if kind == "list":
-        return [_made(one) for one in rest]
-    dtype, shape, raw = rest
+def _from_wire(wire: WireArray) -> HostArray:
+    dtype, shape, raw = wire
     return np.frombuffer(raw, dtype).reshape(shape)
 
 

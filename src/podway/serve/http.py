@@ -22,7 +22,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from podway import __version__
 from podway.errors import UserError
-from podway.serve.answers import (
+from podway.serve.admission import AdmittedRequest, Service, admit_chat, admit_completion, checked_messages
+from podway.serve.openai import ChatBody, CompletionBody, DetokenizeBody, RequestError, TokenizeBody, error_body, read
+from podway.serve.openapi import document
+from podway.serve.responses import (
     Answer,
     Delta,
     chat_logprobs,
@@ -31,12 +34,9 @@ from podway.serve.answers import (
     prompt_logprobs,
     usage,
 )
-from podway.serve.asking import Asked, Service, ask_chat, ask_completion, checked_messages
-from podway.serve.openai import ChatBody, CompletionBody, DetokenizeBody, Refused, TokenizeBody, error_body, read
-from podway.serve.openapi import document
 from podway.serve.tools import calls_in, may_be_call
 
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 _OPEN = ("/health", "/metrics", "/version", "/openapi.json")
 
 
@@ -57,10 +57,12 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> Starlette:
         Route("/openapi.json", _openapi),
     ]
     handlers: dict[Any, Any] = {UserError: _user_error, HTTPException: _http_error, Exception: _own_fault}
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(_Door, keys=tuple(keys))])
+    return Starlette(
+        routes=routes, exception_handlers=handlers, middleware=[Middleware(AuthMiddleware, keys=tuple(keys))]
+    )
 
 
-class _Door:
+class AuthMiddleware:
     """Who may come in, and the name that each request has in answers."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
@@ -80,7 +82,7 @@ class _Door:
             await send(message)
 
         if self.keys and scope["path"] not in _OPEN and not any(hmac.compare_digest(given, key) for key in self.keys):
-            refused = Refused("the API key is missing or wrong", status=401, code="invalid_api_key")
+            refused = RequestError("the API key is missing or wrong", status=401, code="invalid_api_key")
             await JSONResponse(error_body(refused), 401)(scope, receive, named)
             return
         await self.app(scope, receive, named)
@@ -95,12 +97,12 @@ async def _user_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = {404: f"there is no {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
-    refused = Refused(what.get(error.status_code, str(error.detail)), status=error.status_code)
+    refused = RequestError(what.get(error.status_code, str(error.detail)), status=error.status_code)
     return JSONResponse(error_body(refused), error.status_code, headers=error.headers)
 
 
 async def _own_fault(request: Request, error: Exception) -> Response:
-    refused = Refused("the server failed on this request; its log says why", status=500)
+    refused = RequestError("the server failed on this request; its log says why", status=500)
     return JSONResponse(error_body(refused), 500)
 
 
@@ -110,10 +112,10 @@ async def _body(request: Request) -> bytes:
     try:
         async for chunk in request.stream():
             whole += chunk
-            if len(whole) > MOST_BYTES:
-                raise Refused(f"the body is larger than {MOST_BYTES >> 20} MiB", status=413)
+            if len(whole) > MAX_BYTES:
+                raise RequestError(f"the body is larger than {MAX_BYTES >> 20} MiB", status=413)
     except ClientDisconnect:
-        raise Refused("the client went away", status=499) from None
+        raise RequestError("the client went away", status=499) from None
     return bytes(whole)
 
 
@@ -136,7 +138,7 @@ def _model(service: Service) -> Handler:
 
 
 async def _no_embeddings(request: Request) -> Response:
-    raise Refused("this model generates text and has no embeddings", status=404, code="model_not_found")
+    raise RequestError("this model generates text and has no embeddings", status=404, code="model_not_found")
 
 
 def _tokenize(service: Service) -> Handler:
@@ -149,7 +151,7 @@ def _tokenize(service: Service) -> Handler:
         elif body.prompt is not None:
             text, special = body.prompt, body.add_special_tokens is not False
         else:
-            raise Refused("prompt or messages is missing", param="prompt")
+            raise RequestError("prompt or messages is missing", param="prompt")
         tokens = service.tokenizer.encode(text, special)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": service.max_len})
 
@@ -199,7 +201,7 @@ async def _openapi(request: Request) -> Response:
 
 def _completions(service: Service) -> Handler:
     async def completions(request: Request) -> Response:
-        asked = ask_completion(service, read(await _body(request), CompletionBody))
+        asked = admit_completion(service, read(await _body(request), CompletionBody))
         return await _respond(service, request, asked, _completion_whole, _completion_events)
 
     return completions
@@ -207,17 +209,19 @@ def _completions(service: Service) -> Handler:
 
 def _chat(service: Service) -> Handler:
     async def chat(request: Request) -> Response:
-        asked = ask_chat(service, read(await _body(request), ChatBody))
+        asked = admit_chat(service, read(await _body(request), ChatBody))
         return await _respond(service, request, asked, _chat_whole, _chat_events)
 
     return chat
 
 
-Whole = Callable[[Service, Asked], dict[str, Any]]
-Events = Callable[[Service, Asked], AsyncIterator[dict[str, Any]]]
+Whole = Callable[[Service, AdmittedRequest], dict[str, Any]]
+Events = Callable[[Service, AdmittedRequest], AsyncIterator[dict[str, Any]]]
 
 
-async def _respond(service: Service, request: Request, asked: Asked, whole: Whole, events: Events) -> Response:
+async def _respond(
+    service: Service, request: Request, asked: AdmittedRequest, whole: Whole, events: Events
+) -> Response:
     begun = []
     try:
         for answer in asked.answers:
@@ -235,7 +239,7 @@ async def _respond(service: Service, request: Request, asked: Asked, whole: Whol
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise Refused("the client went away", status=499)
+            raise RequestError("the client went away", status=499)
         await work
     finally:
         work.cancel()
@@ -262,7 +266,7 @@ async def _first(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     return all_of_them()
 
 
-async def _sse(service: Service, asked: Asked, events: Events) -> AsyncIterator[bytes]:
+async def _sse(service: Service, asked: AdmittedRequest, events: Events) -> AsyncIterator[bytes]:
     begun = False
     try:
         async for event in events(service, asked):
@@ -310,14 +314,14 @@ async def _merged(answers: list[Answer]) -> AsyncIterator[tuple[Answer, Delta]]:
             task.cancel()
 
 
-def _head(asked: Asked, kind: str) -> dict[str, Any]:
+def _head(asked: AdmittedRequest, kind: str) -> dict[str, Any]:
     return {"id": asked.id, "object": kind, "created": asked.created, "model": asked.model}
 
 
 # --- completions
 
 
-def _completion_choice(service: Service, asked: Asked, answer: Answer) -> dict[str, Any]:
+def _completion_choice(service: Service, asked: AdmittedRequest, answer: Answer) -> dict[str, Any]:
     prompt = asked.prompt_texts[answer.index // asked.n] if asked.echo else ""
     scores = answer.scores
     if asked.echo and asked.logprobs is not None:
@@ -331,12 +335,12 @@ def _completion_choice(service: Service, asked: Asked, answer: Answer) -> dict[s
     return choice
 
 
-def _completion_whole(service: Service, asked: Asked) -> dict[str, Any]:
+def _completion_whole(service: Service, asked: AdmittedRequest) -> dict[str, Any]:
     choices = [_completion_choice(service, asked, answer) for answer in asked.answers]
     return {**_head(asked, "text_completion"), "choices": choices, "usage": usage(asked.prompt_tokens, asked.answers)}
 
 
-async def _completion_events(service: Service, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+async def _completion_events(service: Service, asked: AdmittedRequest) -> AsyncIterator[dict[str, Any]]:
     head = _head(asked, "text_completion") | ({"usage": None} if asked.usage else {})
     written: dict[int, int] = {}
     async for answer, delta in _merged(asked.answers):
@@ -360,7 +364,7 @@ async def _completion_events(service: Service, asked: Asked) -> AsyncIterator[di
 # --- conversations
 
 
-def _chat_whole(service: Service, asked: Asked) -> dict[str, Any]:
+def _chat_whole(service: Service, asked: AdmittedRequest) -> dict[str, Any]:
     choices = []
     for answer in asked.answers:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
@@ -377,7 +381,7 @@ def _chat_whole(service: Service, asked: Asked) -> dict[str, Any]:
     return {**_head(asked, "chat.completion"), "choices": choices, "usage": usage(asked.prompt_tokens, asked.answers)}
 
 
-async def _chat_events(service: Service, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+async def _chat_events(service: Service, asked: AdmittedRequest) -> AsyncIterator[dict[str, Any]]:
     head = _head(asked, "chat.completion.chunk") | ({"usage": None} if asked.usage else {})
     held: dict[int, str] = {}  # text that may be a tool call
 

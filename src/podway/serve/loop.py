@@ -5,7 +5,7 @@
 One step is always under way while the next one is planned, so the device does not wait for Python. Launching a step has a
 thread of its own: with a loop or a condition in the program, jax on NVIDIA comes back only when the step is nearly done
 (measured on an H200), and the results of the step before must not wait for that. The loop sleeps only when nothing runs.
-What it gives out goes through `Listener.hear`, which must be quick: the server hands it to its event loop.
+What it gives out goes through `Listener.on_update`, which must be quick: the server hands it to its event loop.
 
 A request that follows a grammar is different: its next token cannot be chosen before the last one is known, so steps with
 such rows wait for their results (the batcher sees to that).
@@ -24,11 +24,11 @@ import msgspec
 import numpy as np
 
 from podway.errors import UserError
-from podway.serve.asked import Sampling
 from podway.serve.batcher import Batcher, Emitted, Request
-from podway.serve.engine import Engine, Flight
+from podway.serve.engine import Engine, InFlightStep
 from podway.serve.grammar import Guide
 from podway.serve.metrics import Metrics
+from podway.serve.sampling_params import SamplingParams
 
 DEPTH = 1  # steps under way beside the one that is being planned
 
@@ -41,8 +41,8 @@ class TokenScore(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]
 
 
-class Heard(msgspec.Struct, frozen=True):
-    """News of a request: new tokens, scores of its prompt, its end, or what went wrong."""
+class TokenUpdate(msgspec.Struct, frozen=True):
+    """UpdateMessage of a request: new tokens, scores of its prompt, its end, or what went wrong."""
 
     tokens: list[int] = []
     scores: list[TokenScore] | None = None
@@ -53,12 +53,12 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 class Listener(Protocol):
-    """Who asked. `sampling` is read by the engine."""
+    """Receives the updates of a request; the engine reads its `sampling`."""
 
-    sampling: Sampling
+    sampling: SamplingParams
     guide: Guide | None
 
-    def hear(self, news: Heard) -> None:
+    def on_update(self, news: TokenUpdate) -> None:
         """Called from the loop's thread."""
 
 
@@ -92,7 +92,7 @@ class EngineLoop:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="launch")
-        self._under_way: deque[Future[Flight]] = deque()
+        self._under_way: deque[Future[InFlightStep]] = deque()
         self._arrived: dict[int, float] = {}
         self._scored: dict[int, list[TokenScore]] = {}
         self.failure: BaseException | None = None
@@ -101,7 +101,7 @@ class EngineLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; whoever still waits hears of it."""
+        """End the thread; requests that still wait get an error."""
         self._asked.put(None)
         self._thread.join(timeout=30)
         self._launcher.shutdown(wait=False, cancel_futures=True)
@@ -112,7 +112,7 @@ class EngineLoop:
         return self._waiting + len(self.batcher.running)
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Refused at once: what can never run, and what finds the queue full."""
+        """Queue a request. RequestError at once: what can never run, and what finds the queue full."""
         if self.failure is not None:
             raise UserError("the engine has stopped", "restart the server; its log says why", status=500)
         with self._lock:
@@ -124,7 +124,7 @@ class EngineLoop:
         self._asked.put(lambda: self._enter(request, arrived))
 
     def cancel(self, request: Request) -> None:
-        """End a request; nothing more is heard of it."""
+        """End a request; no more updates come."""
         self._asked.put(lambda: self._leave(request))
 
     # --- inside the thread
@@ -134,7 +134,7 @@ class EngineLoop:
             self.batcher.submit(request)
         except UserError as error:
             self._left_queue()
-            _listener(request).hear(Heard(finish="error", error=error))
+            _listener(request).on_update(TokenUpdate(finish="error", error=error))
             return
         self._arrived[request.number] = arrived
 
@@ -164,7 +164,7 @@ class EngineLoop:
                 asked()
         for request in [*self.batcher.running, *self.batcher.queue]:
             self.batcher.cancel(request)
-            _listener(request).hear(Heard(finish="error", error=why))
+            _listener(request).on_update(TokenUpdate(finish="error", error=why))
 
     def _take_asked(self) -> bool:
         """Do what was asked; sleep if there is nothing else to do. False: the end."""
@@ -182,7 +182,7 @@ class EngineLoop:
     def _turn(self) -> None:
         step = self.batcher.plan()
         if step is not None:
-            for request in step.seats:
+            for request in step.admitted:
                 if not request.preemptions:
                     self._left_queue()
                     self.metrics.queue_seconds.observe(time.monotonic() - self._arrived[request.number])
@@ -199,7 +199,7 @@ class EngineLoop:
             self._read(self._under_way.popleft().result())
         self._count()
 
-    def _read(self, flight: Flight) -> None:
+    def _read(self, flight: InFlightStep) -> None:
         tokens = flight.tokens()
         self._read_prompt_scores(flight)
         now = time.monotonic()
@@ -214,13 +214,13 @@ class EngineLoop:
             self.metrics.answer_tokens.inc(len(emitted.tokens))
             scores = _scores(flight, emitted) if listener.sampling.logprobs else None
             prompt = self._scored.pop(request.number, None) if first else None
-            listener.hear(Heard(emitted.tokens, scores, prompt, request.cached, emitted.finish))
+            listener.on_update(TokenUpdate(emitted.tokens, scores, prompt, request.cached, emitted.finish))
             if emitted.finish is not None:
                 self.metrics.request_seconds.observe(now - self._arrived[request.number])
                 self.metrics.finished.inc(reason=emitted.finish)
                 self._forget(request)
 
-    def _read_prompt_scores(self, flight: Flight) -> None:
+    def _read_prompt_scores(self, flight: InFlightStep) -> None:
         if not any(piece.request.scores_prompt for piece in flight.step.pieces):
             return
         for piece, (logprobs, ids, tops) in zip(flight.step.pieces, flight.prompt_scores(), strict=True):
@@ -258,7 +258,7 @@ def _pairs(ids: Any, tops: Any) -> list[tuple[int, float]]:
     return [(int(i), float(t)) for i, t in zip(np.asarray(ids), np.asarray(tops), strict=True) if i >= 0]
 
 
-def _scores(flight: Flight, emitted: Emitted) -> list[TokenScore]:
+def _scores(flight: InFlightStep, emitted: Emitted) -> list[TokenScore]:
     logprob, ids, tops = flight.logprobs()
     row = emitted.row
     return [

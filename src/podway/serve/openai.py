@@ -12,12 +12,12 @@ import msgspec
 
 from podway.decoding import from_plain
 from podway.errors import UserError
-from podway.serve.asked import Sampling
+from podway.serve.sampling_params import SamplingParams
 
-MOST_CHOICES = 128
+MAX_CHOICES = 128
 
 
-class Refused(UserError):
+class RequestError(UserError):
     """A request that is answered with an error: what, hint, HTTP status, the field and a code for programs."""
 
     def __init__(self, what: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
@@ -103,45 +103,45 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 def read(raw: bytes, kind: type[Any]) -> Any:
-    """A body of this kind, or a `Refused` that names the field."""
+    """A body of this kind, or a `RequestError` that names the field."""
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):
-        raise Refused("the body is no JSON") from None
+        raise RequestError("the body is not JSON") from None
     if not isinstance(found, dict):
-        raise Refused("the body must be a JSON object")
+        raise RequestError("the body must be a JSON object")
     if b"\\ud" in raw.lower():  # perhaps half of a character, which is JSON but no text
         try:
             json.dumps(found, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise Refused("the body has half of a surrogate pair, which is no text") from None
+            raise RequestError("the body has half of a surrogate pair, which is not text") from None
     try:
         return from_plain({k: v for k, v in found.items() if v is not None}, kind)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at ")
         param = place.strip("`").removeprefix("$").removeprefix(".").split("[")[0].split(".")[0] or None
-        raise Refused(f"{param + ': ' if param else ''}{what}", param=param) from None
+        raise RequestError(f"{param + ': ' if param else ''}{what}", param=param) from None
 
 
-def between(value: Any, low: float, high: float, name: str) -> None:
+def check_range(value: Any, low: float, high: float, name: str) -> None:
     """Refuse a number outside [low, high]; NaN is outside."""
     if value is not None and not low <= value <= high:
-        raise Refused(f"{name} is {value}, and must lie between {low:g} and {high:g}", param=name)
+        raise RequestError(f"{name} is {value}, and must lie between {low:g} and {high:g}", param=name)
 
 
-def sampling_of(body: Common, vocab: int, logprobs: bool) -> Sampling:
-    """The knobs of the sampler. Without a temperature it is 1, as the API has it."""
-    between(body.temperature, 0, 100, "temperature")
-    between(body.top_p, 0, 1, "top_p")
-    between(body.min_p, 0, 1, "min_p")
-    between(body.top_k, -1, 1 << 30, "top_k")
-    between(body.presence_penalty, -2, 2, "presence_penalty")
-    between(body.frequency_penalty, -2, 2, "frequency_penalty")
-    between(body.repetition_penalty, 0.01, 100, "repetition_penalty")
-    between(body.n, 1, MOST_CHOICES, "n")
-    between(body.seed, -(1 << 63), 1 << 64, "seed")
+def sampling_params(body: Common, vocab: int, logprobs: bool) -> SamplingParams:
+    """The sampling parameters of a body. Without a temperature it is 1, as the API has it."""
+    check_range(body.temperature, 0, 100, "temperature")
+    check_range(body.top_p, 0, 1, "top_p")
+    check_range(body.min_p, 0, 1, "min_p")
+    check_range(body.top_k, -1, 1 << 30, "top_k")
+    check_range(body.presence_penalty, -2, 2, "presence_penalty")
+    check_range(body.frequency_penalty, -2, 2, "frequency_penalty")
+    check_range(body.repetition_penalty, 0.01, 100, "repetition_penalty")
+    check_range(body.n, 1, MAX_CHOICES, "n")
+    check_range(body.seed, -(1 << 63), 1 << 64, "seed")
     temperature = 1.0 if body.temperature is None else body.temperature
-    return Sampling(
+    return SamplingParams(
         temperature=0.0 if temperature < 1e-5 else temperature,
         top_k=max(0, body.top_k or 0),
         top_p=1.0 if body.top_p is None else max(body.top_p, 1e-6),
@@ -157,12 +157,12 @@ def sampling_of(body: Common, vocab: int, logprobs: bool) -> Sampling:
 
 def _biases(asked: dict[str, float], vocab: int) -> tuple[tuple[int, float], ...]:
     if len(asked) > 300:
-        raise Refused(f"logit_bias has {len(asked)} entries, and may have 300", param="logit_bias")
+        raise RequestError(f"logit_bias has {len(asked)} entries, and may have 300", param="logit_bias")
     found = []
     for key, value in asked.items():
         if not (key.isascii() and key.isdigit()) or len(key) > 9 or int(key) >= vocab:
-            raise Refused(f"logit_bias: {key[:40]!r} is no token id below {vocab}", param="logit_bias")
-        between(value, -100, 100, "logit_bias")
+            raise RequestError(f"logit_bias: {key[:40]!r} is not a token id below {vocab}", param="logit_bias")
+        check_range(value, -100, 100, "logit_bias")
         found.append((int(key), float(value)))
     return tuple(found)
 
@@ -171,7 +171,7 @@ def stops_of(body: Common) -> list[str]:
     """The stop strings."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stops) > 16 or any(len(stop) > 1024 for stop in stops):
-        raise Refused("stop: at most 16 strings of at most 1024 characters", param="stop")
+        raise RequestError("stop: at most 16 strings of at most 1024 characters", param="stop")
     return stops
 
 
@@ -185,15 +185,15 @@ def grammar_of(body: Common) -> tuple[str, Any] | None:
         inner = asked.get("json_schema")
         schema = inner.get("schema") if isinstance(inner, dict) else None
         if not isinstance(schema, dict | bool):
-            raise Refused("response_format.json_schema.schema is missing", param="response_format")
+            raise RequestError("response_format.json_schema.schema is missing", param="response_format")
         return "json_schema", schema
     if kind != "text":
-        raise Refused(f"response_format: unknown type {str(kind)[:40]!r}", param="response_format")
+        raise RequestError(f"response_format: unknown type {str(kind)[:40]!r}", param="response_format")
     if body.guided_json is not None:
         try:
             schema = json.loads(body.guided_json) if isinstance(body.guided_json, str) else body.guided_json
         except ValueError:
-            raise Refused("guided_json is no JSON", param="guided_json") from None
+            raise RequestError("guided_json is not JSON", param="guided_json") from None
         return "json_schema", schema
     for name in ("guided_regex", "guided_choice", "guided_grammar"):
         if (value := getattr(body, name)) is not None:

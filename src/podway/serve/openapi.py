@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from podway import __version__
-from podway.serve.asking import ROLES
-from podway.serve.openai import MOST_CHOICES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from podway.serve.admission import ROLES
+from podway.serve.openai import MAX_CHOICES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 _POSTS: dict[str, tuple[type[Any], str]] = {
     "/v1/completions": (CompletionBody, "Continue a text."),
@@ -45,7 +45,7 @@ _ERROR = {
 _BOUNDS: dict[str, dict[str, Any]] = {
     "temperature": {"minimum": 0, "maximum": 100}, "top_p": {"minimum": 0, "maximum": 1}, "min_p": {"minimum": 0, "maximum": 1},
     "presence_penalty": {"minimum": -2, "maximum": 2}, "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "repetition_penalty": {"minimum": 0.01, "maximum": 100}, "n": {"minimum": 1, "maximum": MOST_CHOICES},
+    "repetition_penalty": {"minimum": 0.01, "maximum": 100}, "n": {"minimum": 1, "maximum": MAX_CHOICES},
     "max_tokens": {"minimum": 0}, "max_completion_tokens": {"minimum": 0}, "min_tokens": {"minimum": 0},
     "top_k": {"minimum": -1}, "top_logprobs": {"minimum": 0, "maximum": 20},
 }  # fmt: skip

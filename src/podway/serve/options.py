@@ -37,20 +37,20 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def check(asked: argparse.Namespace) -> None:
+def check(args: argparse.Namespace) -> None:
     """What argparse cannot say in words."""
-    if not asked.random and not Path(asked.model).is_dir():
+    if not args.random and not Path(args.model).is_dir():
         raise UserError(
-            f"{asked.model} is no folder",
+            f"{args.model}: no such directory",
             "give a folder with config.json and safetensors, or add --random to a known name",
         )
     for name in ("tp", "replicas", "max_queue", "decode_steps"):
-        if getattr(asked, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(asked, name)}", "it must be at least 1")
-    if not 0 <= asked.port < 65536:
-        raise UserError(f"--port is {asked.port}", "a port lies between 0 and 65535")
-    if not 0.05 <= asked.memory_fraction <= 0.99:
-        raise UserError(f"--memory-fraction is {asked.memory_fraction}", "it must lie between 0.05 and 0.99")
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name)}", "it must be at least 1")
+    if not 0 <= args.port < 65536:
+        raise UserError(f"--port is {args.port}", "a port lies between 0 and 65535")
+    if not 0.05 <= args.memory_fraction <= 0.99:
+        raise UserError(f"--memory-fraction is {args.memory_fraction}", "it must lie between 0.05 and 0.99")
 
 
 def api_keys(path: Path | None, environment: str | None) -> list[str]:

@@ -14,7 +14,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-TRASH = 0
+PAD_PAGE = 0
 
 
 def page_keys(tokens: Sequence[int], size: int, salt: bytes = b"", after: bytes = b"", start: int = 0) -> list[bytes]:
@@ -94,11 +94,6 @@ class PagePool:
                 if page not in self._key_of:  # nothing to remember: the first to be taken
                     self._free.move_to_end(page, last=False)
 
-    def forget_all(self) -> None:
-        """No page is shared any more with requests to come."""
-        self._page_of.clear()
-        self._key_of.clear()
-
     def _forget(self, page: int) -> None:
         key = self._key_of.pop(page, None)
         if key is not None:
@@ -112,6 +107,6 @@ class PagePool:
             for page in pages:
                 counted[page] += 1
         assert counted == self._holders, "pages are leaked or shared wrongly"
-        assert counted[TRASH] == 0
+        assert counted[PAD_PAGE] == 0
         assert set(self._free) == {p for p in range(1, self.count) if not counted[p]}
         assert {self._page_of[key] for key in self._page_of} == set(self._key_of)

@@ -3,17 +3,20 @@
 Letters: Z slots + 1 (the last is a dummy for padding), R rows, N blocks, Q queries in a block, T tokens of a step,
 D d_model, V vocabulary, S positions, P pages in a table, U words of 32 bits over the vocabulary.
 
-  seat    fills slots with requests (their tokens so far and their knobs)
-  mixed   one step with prompts: T = R + N * Q tokens, first the rows' last tokens, then the blocks of prompts. Rows get a
-          token; so do prompts that end here
-  decode  up to `Limits.steps` steps of R rows in one dispatch; ends when all rows have
+  fill_slots  puts requests into slots (their tokens so far and their sampling parameters)
+  mixed       one step with prompts: T = R + N * Q tokens, first the rows' last tokens, then the blocks of prompts. Rows
+              get a token; so do prompts that end here
+  decode      up to `Limits.steps` steps of R rows in one dispatch; ends when all rows have
 
 Both steps run the same forward pass and choose tokens alike; they differ in which tokens go in. Each has a plain twin for
 steps of which every row wants just the most likely token. On NVIDIA the host waits at every condition and every turn of a
 loop whose length it does not know (measured on an H200: 0.5 ms a token), so the twins have neither.
+
+What is fixed when a program is compiled is one `Setup`; what the host sends with each step is one `StepInputs`.
 """
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +29,32 @@ from podway.model.layout import SERVE_RULES
 from podway.model.mesh import constrain, context_spec, per_chip
 from podway.model.shape import ModelShape
 from podway.serve import cache as pages
+from podway.serve import cache_layout
 from podway.serve.batcher import Limits
-from podway.serve.cache import Cache, Plan
-from podway.serve.knobs import Seats
-from podway.serve.sampling import PROMPT, Knobs, Sampled, no_knobs, nothing_sampled, report, sample
+from podway.serve.cache_layout import Cache, Plan
+from podway.serve.sampling import PROMPT, Sampled, SamplingState, empty_sampling_state, nothing_sampled, report, sample
+from podway.serve.slot_inputs import SlotInputs
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a program is compiled for: the model, the sizes, the cache's layout, and how to compute."""
+
+    shape: ModelShape
+    limits: Limits
+    plan: Plan
+    compute: Compute
+
+
+class StepInputs(NamedTuple):
+    """What the host sends with a step. A plain step has no mask; one with prompts has blocks, and one without has `turns`."""
+
+    rows: jax.Array  # (3, R): slot, where its last token comes out, whether that token is an input of its own
+    blocks: jax.Array | None  # (3, N): slot, first position, tokens
+    table_ZP: jax.Array
+    mask_RU: jax.Array | None = None  # a bit for each token that the grammar allows
+    scoring: jax.Array | None = None  # bool: log probabilities of prompts are wanted
+    turns: jax.Array | None = None  # tokens for each row, at most `Limits.steps`
 
 
 class State(NamedTuple):
@@ -40,7 +65,7 @@ class State(NamedTuple):
     length_Z: jax.Array
     done_Z: jax.Array
     counts_ZV: jax.Array  # see sampling.PROMPT
-    knobs: Knobs
+    sampling: SamplingState
 
 
 class Scores(NamedTuple):
@@ -51,82 +76,59 @@ class Scores(NamedTuple):
     top_logprobs_NQJ: jax.Array
 
 
-def empty_state(shape: ModelShape, limits: Limits, plan: Plan) -> State:
+def empty_state(setup: Setup) -> State:
     """Nobody in any slot."""
+    shape, limits, plan = setup.shape, setup.limits, setup.plan
     slots = limits.slots + 1
     return State(
-        cache=jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), pages.abstract(plan)),
+        cache=jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), cache_layout.abstract(plan)),
         tokens_ZS=jnp.zeros((slots, limits.max_len + 1), jnp.int32),
         length_Z=jnp.ones(slots, jnp.int32),
         done_Z=jnp.ones(slots, jnp.bool_),
         counts_ZV=jnp.zeros((slots, shape.vocab), jnp.int32),
-        knobs=no_knobs(slots),
+        sampling=empty_sampling_state(slots),
     )
 
 
-def seat(state: State, seats: Seats) -> State:
-    """Requests into their slots. Unused seats name the dummy slot."""
-    places = jnp.arange(seats.tokens.shape[1])[None, :]
-    present = places < seats.length[:, None]
-    asked = places < seats.knobs.prompt_len[:, None]
+def fill_slots(state: State, new: SlotInputs) -> State:
+    """Requests into their slots. Unused rows of the input name the dummy slot."""
+    places = jnp.arange(new.tokens.shape[1])[None, :]
+    present = places < new.length[:, None]
+    in_prompt = places < new.sampling.prompt_len[:, None]
     vocabulary = state.counts_ZV.shape[1]
-    ids = jnp.where(present, seats.tokens, vocabulary)
+    ids = jnp.where(present, new.tokens, vocabulary)
     rows = jnp.arange(ids.shape[0])[:, None]
     none = jnp.zeros((ids.shape[0], vocabulary), jnp.int32)
-    prompt = none.at[rows, jnp.where(asked, ids, vocabulary)].max(PROMPT, mode="drop")
-    answer = none.at[rows, jnp.where(asked, vocabulary, ids)].add(1, mode="drop")
+    prompt = none.at[rows, jnp.where(in_prompt, ids, vocabulary)].max(PROMPT, mode="drop")
+    answer = none.at[rows, jnp.where(in_prompt, vocabulary, ids)].add(1, mode="drop")
+    pairs = zip(state.sampling, new.sampling, strict=True)
     return State(
         cache=state.cache,
-        tokens_ZS=state.tokens_ZS.at[seats.slot].set(seats.tokens),
-        length_Z=state.length_Z.at[seats.slot].set(seats.length),
-        done_Z=state.done_Z.at[seats.slot].set(seats.slot == state.done_Z.shape[0] - 1),
-        counts_ZV=state.counts_ZV.at[seats.slot].set(prompt + answer),
-        knobs=Knobs(*(old.at[seats.slot].set(new) for old, new in zip(state.knobs, seats.knobs, strict=True))),
+        tokens_ZS=state.tokens_ZS.at[new.slot].set(new.tokens),
+        length_Z=state.length_Z.at[new.slot].set(new.length),
+        done_Z=state.done_Z.at[new.slot].set(new.slot == state.done_Z.shape[0] - 1),
+        counts_ZV=state.counts_ZV.at[new.slot].set(prompt + answer),
+        sampling=SamplingState(*(old.at[new.slot].set(value) for old, value in pairs)),
     )
 
 
-def mixed(
-    shape: ModelShape,
-    limits: Limits,
-    plan: Plan,
-    compute: Compute,
-    tree: Tree,
-    state: State,
-    rows: jax.Array,
-    blocks: jax.Array,
-    table_ZP: jax.Array,
-    mask_RU: jax.Array,
-    scoring: jax.Array,
-) -> tuple[State, Sampled, Scores]:
+def mixed(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[State, Sampled, Scores]:
     """One token for each row, and the prompts' blocks."""
-    state, knobs, live_R, hidden_TD, logits_RV = _mixed_logits(
-        shape, limits, plan, compute, tree, state, rows, blocks, table_ZP
-    )
-    state, sampled = _choose(state, knobs, rows[0], live_R, logits_RV, mask_RU)
-    slot_N, start_N, count_N = blocks
-    at_NQ, real_NQ = _places(limits, start_N, count_N)
+    assert step.blocks is not None and step.mask_RU is not None and step.scoring is not None
+    state, sampling, live_R, hidden_TD, logits_RV = _mixed_logits(setup, tree, state, step)
+    state, sampled = _choose(state, sampling, step.rows[0], live_R, logits_RV, step.mask_RU)
+    slot_N, start_N, count_N = step.blocks
+    at_NQ, real_NQ = _places(setup.limits, start_N, count_N)
     following_NQ = state.tokens_ZS[slot_N[:, None], jnp.where(real_NQ, at_NQ + 1, 0)]
-    scores = _score(tree, hidden_TD[rows.shape[1] :], following_NQ, shape, compute, scoring)
+    scores = _score(setup, tree, hidden_TD[step.rows.shape[1] :], following_NQ, step.scoring)
     return state, jax.tree.map(lambda x: x[None], sampled), scores
 
 
-def plain_mixed(
-    shape: ModelShape,
-    limits: Limits,
-    plan: Plan,
-    compute: Compute,
-    tree: Tree,
-    state: State,
-    rows: jax.Array,
-    blocks: jax.Array,
-    table_ZP: jax.Array,
-) -> tuple[State, Sampled, None]:
+def plain_mixed(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[State, Sampled, None]:
     """The same for rows that want the most likely token and prompts that want no scores."""
-    state, knobs, live_R, _, logits_RV = _mixed_logits(
-        shape, limits, plan, compute, tree, state, rows, blocks, table_ZP
-    )
-    state, token_R = _take(state, knobs, rows[0], live_R, _most_likely(logits_RV))
-    sampled = nothing_sampled(rows.shape[1])._replace(token=token_R)
+    state, sampling, live_R, _, logits_RV = _mixed_logits(setup, tree, state, step)
+    state, token_R = _take(state, sampling, step.rows[0], live_R, _most_likely(logits_RV))
+    sampled = nothing_sampled(step.rows.shape[1])._replace(token=token_R)
     return state, jax.tree.map(lambda x: x[None], sampled), None
 
 
@@ -138,142 +140,121 @@ def _places(limits: Limits, start_N: jax.Array, count_N: jax.Array) -> tuple[jax
 
 
 def _mixed_logits(
-    shape: ModelShape,
-    limits: Limits,
-    plan: Plan,
-    compute: Compute,
-    tree: Tree,
-    state: State,
-    rows: jax.Array,
-    blocks: jax.Array,
-    table_ZP: jax.Array,
-) -> tuple[State, Knobs, jax.Array, jax.Array, jax.Array]:
-    """The step's tokens through the model: (state, knobs of the rows, which rows are live, hidden, logits of the rows)."""
-    slot_R, index_R, own_R = rows
-    slot_N, start_N, count_N = blocks
-    knobs = _knobs_of(state, slot_R)
-    live_R = _live(state, knobs, slot_R)
+    setup: Setup, tree: Tree, state: State, step: StepInputs
+) -> tuple[State, SamplingState, jax.Array, jax.Array, jax.Array]:
+    """The step's tokens through the model: (state, sampling of the rows, which rows are live, hidden, logits of the rows)."""
+    assert step.blocks is not None
+    block, table_ZP = setup.limits.block, step.table_ZP
+    slot_R, index_R, own_R = step.rows
+    slot_N, start_N, count_N = step.blocks
+    sampling = _rows_sampling(state, slot_R)
+    live_R = _live(state, sampling, slot_R)
     at_R = state.length_Z[slot_R] - 1
-    at_NQ, real_NQ = _places(limits, start_N, count_N)
-    slot_T = jnp.concatenate([slot_R, jnp.repeat(slot_N, limits.block)])
-    at_T = jnp.concatenate([at_R, at_NQ.reshape(-1)])
-    real_T = jnp.concatenate([live_R & (own_R > 0), real_NQ.reshape(-1)])
-    sections = [(table_ZP[slot_R], at_R, 1), (table_ZP[slot_N], start_N, limits.block)]
-    hidden_TD, cache = _forward(shape, plan, compute, tree, state, slot_T, at_T, real_T, table_ZP, sections)
-    logits_RV = decoder.logits(tree, hidden_TD[index_R], shape, compute)
-    return state._replace(cache=cache), knobs, live_R, hidden_TD, logits_RV
+    at_NQ, real_NQ = _places(setup.limits, start_N, count_N)
+    tokens = _Tokens(
+        slot_T=jnp.concatenate([slot_R, jnp.repeat(slot_N, block)]),
+        at_T=jnp.concatenate([at_R, at_NQ.reshape(-1)]),
+        real_T=jnp.concatenate([live_R & (own_R > 0), real_NQ.reshape(-1)]),
+        sections=[_Section(table_ZP[slot_R], at_R, 1), _Section(table_ZP[slot_N], start_N, block)],
+    )
+    hidden_TD, cache = _forward(setup, tree, state, tokens, table_ZP)
+    logits_RV = decoder.logits(tree, hidden_TD[index_R], setup.shape, setup.compute)
+    return state._replace(cache=cache), sampling, live_R, hidden_TD, logits_RV
 
 
-def decode(
-    shape: ModelShape,
-    limits: Limits,
-    plan: Plan,
-    compute: Compute,
-    tree: Tree,
-    state: State,
-    rows: jax.Array,
-    table_ZP: jax.Array,
-    mask_RU: jax.Array,
-    steps: jax.Array,
-) -> tuple[State, Sampled, None]:
-    """`steps` tokens for each row, or fewer where it ends (-1 from there on)."""
-    slot_R = rows[0]
-    knobs = _knobs_of(state, slot_R)
+def decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[State, Sampled, None]:
+    """`turns` tokens for each row, or fewer where it ends (-1 from there on)."""
+    slot_R, turns, mask_RU = step.rows[0], step.turns, step.mask_RU
+    assert turns is not None and mask_RU is not None
+    sampling = _rows_sampling(state, slot_R)
 
     def goes_on(loop: tuple[jax.Array, State, Sampled]) -> jax.Array:
         number, state, _ = loop
-        return (number < steps) & _live(state, knobs, slot_R).any()
+        return (number < turns) & _live(state, sampling, slot_R).any()
 
     def turn(loop: tuple[jax.Array, State, Sampled]) -> tuple[jax.Array, State, Sampled]:
         number, state, out = loop
-        live_R = _live(state, knobs, slot_R)
-        state, logits_RV = _decode_logits(shape, plan, compute, tree, state, slot_R, live_R, table_ZP)
-        state, sampled = _choose(state, knobs, slot_R, live_R, logits_RV, mask_RU)
+        live_R = _live(state, sampling, slot_R)
+        state, logits_RV = _decode_logits(setup, tree, state, slot_R, live_R, step.table_ZP)
+        state, sampled = _choose(state, sampling, slot_R, live_R, logits_RV, mask_RU)
         return number + 1, state, jax.tree.map(lambda all, one: all.at[number].set(one), out, sampled)
 
-    out = jax.tree.map(lambda a: jnp.broadcast_to(a, (limits.steps, *a.shape)), nothing_sampled(slot_R.shape[0]))
+    most = setup.limits.steps
+    out = jax.tree.map(lambda a: jnp.broadcast_to(a, (most, *a.shape)), nothing_sampled(slot_R.shape[0]))
     _, state, out = jax.lax.while_loop(goes_on, turn, (jnp.int32(0), state, out))
     return state, out, None
 
 
-def plain_decode(
-    shape: ModelShape,
-    limits: Limits,
-    plan: Plan,
-    compute: Compute,
-    tree: Tree,
-    state: State,
-    rows: jax.Array,
-    table_ZP: jax.Array,
-    steps: jax.Array,
-) -> tuple[State, Sampled, None]:
-    """The same for rows that want the most likely token. It always makes all turns: those past `steps` change nothing."""
-    slot_R = rows[0]
-    knobs = _knobs_of(state, slot_R)
+def plain_decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[State, Sampled, None]:
+    """The same for rows that want the most likely token. It always makes all turns: those past `turns` change nothing."""
+    slot_R, turns, most = step.rows[0], step.turns, setup.limits.steps
+    assert turns is not None
+    sampling = _rows_sampling(state, slot_R)
 
     def turn(number: jax.Array, loop: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
         state, out = loop
-        live_R = _live(state, knobs, slot_R) & (number < steps)
-        state, logits_RV = _decode_logits(shape, plan, compute, tree, state, slot_R, live_R, table_ZP)
-        state, token_R = _take(state, knobs, slot_R, live_R, _most_likely(logits_RV))
+        live_R = _live(state, sampling, slot_R) & (number < turns)
+        state, logits_RV = _decode_logits(setup, tree, state, slot_R, live_R, step.table_ZP)
+        state, token_R = _take(state, sampling, slot_R, live_R, _most_likely(logits_RV))
         return state, out.at[number].set(token_R)
 
-    nothing = jax.tree.map(lambda a: jnp.broadcast_to(a, (limits.steps, *a.shape)), nothing_sampled(slot_R.shape[0]))
-    state, tokens = jax.lax.fori_loop(0, limits.steps, turn, (state, nothing.token))
+    nothing = jax.tree.map(lambda a: jnp.broadcast_to(a, (most, *a.shape)), nothing_sampled(slot_R.shape[0]))
+    state, tokens = jax.lax.fori_loop(0, most, turn, (state, nothing.token))
     return state, nothing._replace(token=tokens), None
 
 
-def _knobs_of(state: State, slot_R: jax.Array) -> Knobs:
-    knobs: Knobs = jax.tree.map(lambda a: a[slot_R], state.knobs)
-    return knobs
+def _rows_sampling(state: State, slot_R: jax.Array) -> SamplingState:
+    sampling: SamplingState = jax.tree.map(lambda a: a[slot_R], state.sampling)
+    return sampling
 
 
-def _live(state: State, knobs: Knobs, slot_R: jax.Array) -> jax.Array:
+def _live(state: State, sampling: SamplingState, slot_R: jax.Array) -> jax.Array:
     """Which rows go on."""
-    open_R: jax.Array = ~state.done_Z[slot_R] & (state.length_Z[slot_R] < knobs.limit)
+    open_R: jax.Array = ~state.done_Z[slot_R] & (state.length_Z[slot_R] < sampling.limit)
     return open_R
 
 
 def _decode_logits(
-    shape: ModelShape,
-    plan: Plan,
-    compute: Compute,
-    tree: Tree,
-    state: State,
-    slot_R: jax.Array,
-    live_R: jax.Array,
-    table_ZP: jax.Array,
+    setup: Setup, tree: Tree, state: State, slot_R: jax.Array, live_R: jax.Array, table_ZP: jax.Array
 ) -> tuple[State, jax.Array]:
     """The rows' last tokens through the model."""
     at_R = state.length_Z[slot_R] - 1
-    section = [(table_ZP[slot_R], at_R, 1)]
-    hidden_RD, cache = _forward(shape, plan, compute, tree, state, slot_R, at_R, live_R, table_ZP, section)
-    return state._replace(cache=cache), decoder.logits(tree, hidden_RD, shape, compute)
+    tokens = _Tokens(slot_R, at_R, live_R, [_Section(table_ZP[slot_R], at_R, 1)])
+    hidden_RD, cache = _forward(setup, tree, state, tokens, table_ZP)
+    return state._replace(cache=cache), decoder.logits(tree, hidden_RD, setup.shape, setup.compute)
 
 
-def _forward(
-    shape: ModelShape,
-    plan: Plan,
-    compute: Compute,
-    tree: Tree,
-    state: State,
-    slot_T: jax.Array,
-    at_T: jax.Array,
-    real_T: jax.Array,
-    table_ZP: jax.Array,
-    sections: list[tuple[jax.Array, jax.Array, int]],
-) -> tuple[jax.Array, Cache]:
-    """The tokens at these positions of these slots through all layers: (T, D) and the cache with their keys and values.
+class _Section(NamedTuple):
+    """Tokens that attention sees as blocks of equal size, and the pages and first position of each block."""
 
-    `sections` cuts the tokens into blocks of equal size for attention: (tables, first positions, queries a block)."""
-    page_T = table_ZP[slot_T, at_T // plan.page]
-    cells_T = jnp.where(real_T, page_T * plan.page + at_T % plan.page, -1)
+    tables_NP: jax.Array
+    start_N: jax.Array
+    queries: int  # of a block
+
+
+class _Tokens(NamedTuple):
+    """The tokens of a step: of which slots, at which positions, which are not padding; cut into sections for attention."""
+
+    slot_T: jax.Array
+    at_T: jax.Array
+    real_T: jax.Array
+    sections: list[_Section]
+
+
+Where = tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]  # cells of the tokens; tables and starts of the sections
+
+
+def _forward(setup: Setup, tree: Tree, state: State, tokens: _Tokens, table_ZP: jax.Array) -> tuple[jax.Array, Cache]:
+    """These tokens through all layers: (T, D) and the cache with their keys and values."""
+    shape, plan, compute = setup.shape, setup.plan, setup.compute
+    page_T = table_ZP[tokens.slot_T, tokens.at_T // plan.page]
+    cells_T = jnp.where(tokens.real_T, page_T * plan.page + tokens.at_T % plan.page, -1)
     pattern = pattern_of(shape, shape.attention.window)
-    sizes = [queries for _, _, queries in sections]
-    where = (cells_T, [(tables, start) for tables, start, _ in sections])
+    sizes = [section.queries for section in tokens.sections]
+    where: Where = (cells_T, [(section.tables_NP, section.start_N) for section in tokens.sections])
 
     def on_chip(
-        cache: Cache, layer: Layer, where: Any, q: jax.Array, k: jax.Array, v: jax.Array
+        cache: Cache, layer: Layer, where: Where, q: jax.Array, k: jax.Array, v: jax.Array
     ) -> tuple[jax.Array, Cache]:
         cells, blocks = where
         local = plan._replace(heads=k.shape[1])
@@ -298,25 +279,30 @@ def _forward(
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: Layer, cache: Cache) -> tuple[jax.Array, Cache]:
         head = context_spec((None, "heads", None), q.shape[1:], compute.rules)
         kv = context_spec((None, "kv_heads", None), k.shape[1:], compute.rules)
-        split: Any = pages.by_head(plan, cache, lambda axes, leaf: context_spec(axes, leaf.shape, compute.rules))
-        whole: Any = PartitionSpec()  # type: ignore[no-untyped-call]
+        split = cache_layout.by_head(plan, cache, lambda axes, leaf: context_spec(axes, leaf.shape, compute.rules))
+        whole = PartitionSpec()  # type: ignore[no-untyped-call]
         run = per_chip(on_chip, in_specs=(split, whole, whole, head, kv, kv), out_specs=(head, split))
         out, cache = run(cache, layer, where, q[0], k[0], v[0])
         return out[None], cache
 
-    tokens_T = state.tokens_ZS[slot_T, at_T]
+    tokens_T = state.tokens_ZS[tokens.slot_T, tokens.at_T]
     x = decoder.embed(tree, tokens_T[None], shape, compute)
-    x, cache, _ = decoder.run_layers(tree, x, at_T[None], shape, compute, attend, state.cache)
+    x, cache, _ = decoder.run_layers(tree, x, tokens.at_T[None], shape, compute, attend, state.cache)
     return decoder.finish(tree, x, shape)[0], cache
 
 
 def _choose(
-    state: State, knobs: Knobs, slot_R: jax.Array, live_R: jax.Array, logits_RV: jax.Array, mask_RU: jax.Array
+    state: State,
+    sampling: SamplingState,
+    slot_R: jax.Array,
+    live_R: jax.Array,
+    logits_RV: jax.Array,
+    mask_RU: jax.Array,
 ) -> tuple[State, Sampled]:
     """The rows' next tokens, into their slots; -1 for rows that have ended."""
     logits_RV = constrain(logits_RV, (None, "vocab"), SERVE_RULES)
-    sampled = sample(logits_RV, knobs, state.counts_ZV, slot_R, state.length_Z[slot_R], mask_RU)
-    state, token_R = _take(state, knobs, slot_R, live_R, sampled.token)
+    sampled = sample(logits_RV, sampling, state.counts_ZV, slot_R, state.length_Z[slot_R], mask_RU)
+    state, token_R = _take(state, sampling, slot_R, live_R, sampled.token)
     return state, sampled._replace(token=token_R)
 
 
@@ -326,13 +312,13 @@ def _most_likely(logits_RV: jax.Array) -> jax.Array:
 
 
 def _take(
-    state: State, knobs: Knobs, slot_R: jax.Array, live_R: jax.Array, token_R: jax.Array
+    state: State, sampling: SamplingState, slot_R: jax.Array, live_R: jax.Array, token_R: jax.Array
 ) -> tuple[State, jax.Array]:
     """The chosen tokens into their slots, and which rows end with them; -1 for rows that had ended before."""
     length_R = state.length_Z[slot_R]
     token = jnp.where(live_R, token_R, -1)
-    answered = length_R + 1 - knobs.prompt_len
-    stops = (token[:, None] == knobs.stop_ids_ZA).any(axis=1) & (answered >= knobs.min_tokens) & live_R
+    answered = length_R + 1 - sampling.prompt_len
+    stops = (token[:, None] == sampling.stop_ids_ZA).any(axis=1) & (answered >= sampling.min_tokens) & live_R
     dummy = state.done_Z.shape[0] - 1
     slot = jnp.where(live_R, slot_R, dummy)
     state = state._replace(
@@ -344,14 +330,12 @@ def _take(
     return state, token
 
 
-def _score(
-    tree: Tree, hidden: jax.Array, following_NQ: jax.Array, shape: ModelShape, compute: Compute, wanted: jax.Array
-) -> Scores:
+def _score(setup: Setup, tree: Tree, hidden: jax.Array, following_NQ: jax.Array, wanted: jax.Array) -> Scores:
     """Log probabilities of the tokens that follow, block by block: all logits at once would fill the memory."""
     N, Q = following_NQ.shape
 
     def one(block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return report(decoder.logits(tree, block[0], shape, compute), block[1])
+        return report(decoder.logits(tree, block[0], setup.shape, setup.compute), block[1])
 
     def compute_all() -> tuple[jax.Array, ...]:
         return jax.lax.map(one, (hidden.reshape(N, Q, -1), following_NQ))  # type: ignore[no-any-return]

@@ -1,11 +1,11 @@
-"""A replica on another host: its loop runs there, next to its devices; who asks is here.
+"""A replica on another host: its loop runs there, next to its devices; the API server is here.
 
 The host with the port (the front) has one connection to each such replica:
 
-    front                              host of the replica
-    RemoteLoop.submit  -- Ask    -->   answer_front: EngineLoop.submit, with a listener that
-    RemoteLoop.cancel  -- Drop   -->   EngineLoop.cancel
-    Answer.hear        <-- News  --    sends on what it hears
+    front                                       host of the replica
+    RemoteLoop.submit  -- SubmitMessage    -->  answer_front: EngineLoop.submit, with a listener that
+    RemoteLoop.cancel  -- CancelMessage    -->  EngineLoop.cancel
+    Answer.on_update   <-- UpdateMessage   --   forwards every update
 
 So the work of planning steps is on the replica's own host, and the front only makes text. Both sides know a request by a
 number that the front gives it. A grammar is sent as it was asked for, and followed on the other side.
@@ -22,17 +22,17 @@ import msgspec
 
 from podway.decoding import from_msgpack
 from podway.errors import UserError
-from podway.serve.asked import Sampling
 from podway.serve.batcher import Request
 from podway.serve.grammar import Grammars, Guide
 from podway.serve.hosts import frames, send
-from podway.serve.loop import EngineLoop, Heard, TokenScore
+from podway.serve.loop import EngineLoop, TokenScore, TokenUpdate
 from podway.serve.metrics import Metrics
+from podway.serve.sampling_params import SamplingParams
 
 _GONE = ("the host of this replica is gone", "ask again")
 
 
-class Ask(msgspec.Struct, tag=True, array_like=True, kw_only=True):
+class SubmitMessage(msgspec.Struct, tag=True, array_like=True, kw_only=True):
     """A request, without who asked it."""
 
     key: int
@@ -41,18 +41,18 @@ class Ask(msgspec.Struct, tag=True, array_like=True, kw_only=True):
     stop_ids: list[int]
     min_tokens: int
     scores_prompt: bool
-    sampling: Sampling
+    sampling: SamplingParams
     grammar: tuple[str, Any] | None
 
 
-class Drop(msgspec.Struct, tag=True, array_like=True):
+class CancelMessage(msgspec.Struct, tag=True, array_like=True):
     """Nobody wants it any more."""
 
     key: int
 
 
-class News(msgspec.Struct, array_like=True, kw_only=True):
-    """`Heard`, with its error in words."""
+class UpdateMessage(msgspec.Struct, array_like=True, kw_only=True):
+    """`TokenUpdate`, with its error in words."""
 
     key: int
     tokens: list[int]
@@ -63,21 +63,21 @@ class News(msgspec.Struct, array_like=True, kw_only=True):
     error: tuple[str, str, int] | None
 
 
-class _Line:
+class _Connection:
     """A connection that several threads write to."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._lock = threading.Lock()
 
-    def send(self, message: Ask | Drop | News | None) -> None:
+    def send(self, message: SubmitMessage | CancelMessage | UpdateMessage | None) -> None:
         """None: the end."""
         raw = b"" if message is None else msgspec.msgpack.encode(message)
-        with suppress(OSError), self._lock:  # whoever listens on it learns of its end
+        with suppress(OSError), self._lock:  # the reading side sees that it is closed
             send(self.connection, raw)
 
 
-class _Open(msgspec.Struct):
+class _Pending(msgspec.Struct):
     """A request that is not answered to its end."""
 
     key: int
@@ -92,10 +92,10 @@ class RemoteLoop:
         self.metrics = Metrics()
         self.failure: BaseException | None = None
         self.most = most  # requests that may be there at once
-        self._line = _Line(connection)
+        self._connection = _Connection(connection)
         self._keys = count()
         self._lock = threading.Lock()
-        self._open: dict[Request, _Open] = {}
+        self._open: dict[Request, _Pending] = {}
         self._by_key: dict[int, Request] = {}
         threading.Thread(target=self._listen, name="replica", daemon=True).start()
 
@@ -113,10 +113,10 @@ class RemoteLoop:
             if len(self._open) >= self.most:
                 raise UserError(f"{self.most} requests are waiting already", "ask again in a moment", status=429)
             key = next(self._keys)
-            self._open[request], self._by_key[key] = _Open(key, time.monotonic()), request
+            self._open[request], self._by_key[key] = _Pending(key, time.monotonic()), request
             self.metrics.running.set(len(self._open))
-        self._line.send(
-            Ask(
+        self._connection.send(
+            SubmitMessage(
                 key=key, prompt=request.tokens, max_tokens=request.limit - request.prompt_len,
                 stop_ids=sorted(request.stop_ids), min_tokens=request.min_tokens, scores_prompt=request.scores_prompt,
                 sampling=owner.sampling, grammar=owner.grammar,
@@ -124,15 +124,15 @@ class RemoteLoop:
         )  # fmt: skip
 
     def cancel(self, request: Request) -> None:
-        """End it there; nothing more is heard of it."""
+        """End it there; no more updates come."""
         if (left := self._forget(request)) is not None:
             self.metrics.finished.inc(reason="cancelled")
-            self._line.send(Drop(left.key))
+            self._connection.send(CancelMessage(left.key))
 
     def stop(self) -> None:
-        self._line.send(None)
+        self._connection.send(None)
 
-    def _forget(self, request: Request) -> _Open | None:
+    def _forget(self, request: Request) -> _Pending | None:
         with self._lock:
             found = self._open.pop(request, None)
             if found is not None:
@@ -142,15 +142,15 @@ class RemoteLoop:
 
     def _listen(self) -> None:
         try:
-            for raw in frames(self._line.connection):
-                self._hear(from_msgpack(raw, News))
+            for raw in frames(self._connection.connection):
+                self._on_update(from_msgpack(raw, UpdateMessage))
         except (OSError, EOFError) as error:
             self.failure = error
         for request in list(self._open):
             if self._forget(request) is not None:
-                request.owner.hear(Heard(finish="error", error=UserError(*_GONE, status=503)))  # type: ignore[attr-defined]
+                request.owner.on_update(TokenUpdate(finish="error", error=UserError(*_GONE, status=503)))  # type: ignore[attr-defined]
 
-    def _hear(self, news: News) -> None:
+    def _on_update(self, news: UpdateMessage) -> None:
         request = self._by_key.get(news.key)
         known = self._open.get(request) if request is not None else None
         if request is None or known is None:
@@ -166,24 +166,26 @@ class RemoteLoop:
             self.metrics.finished.inc(reason=news.finish)
             self.metrics.request_seconds.observe(spent)
         error = None if news.error is None else UserError(news.error[0], news.error[1], status=news.error[2])
-        heard = Heard(news.tokens, news.scores, news.prompt_scores, news.cached, news.finish, error)
-        request.owner.hear(heard)  # type: ignore[attr-defined]
+        update = TokenUpdate(news.tokens, news.scores, news.prompt_scores, news.cached, news.finish, error)
+        request.owner.on_update(update)  # type: ignore[attr-defined]
 
 
 class _Forward:
     """The listener of a request that the front sent."""
 
-    def __init__(self, line: _Line, asked: Ask, guide: Guide | None, open_: dict[int, Request]) -> None:
+    def __init__(
+        self, connection: _Connection, asked: SubmitMessage, guide: Guide | None, open_: dict[int, Request]
+    ) -> None:
         self.sampling, self.guide = asked.sampling, guide
-        self._line, self._key, self._open = line, asked.key, open_
+        self._connection, self._key, self._open = connection, asked.key, open_
 
-    def hear(self, news: Heard) -> None:
+    def on_update(self, news: TokenUpdate) -> None:
         """From the loop's thread."""
         if news.finish is not None:
             self._open.pop(self._key, None)
         error = None if news.error is None else (news.error.what, news.error.hint, news.error.status)
-        self._line.send(
-            News(
+        self._connection.send(
+            UpdateMessage(
                 key=self._key, tokens=news.tokens, scores=news.scores, prompt_scores=news.prompt_scores,
                 cached=news.cached, finish=news.finish, error=error,
             )
@@ -192,12 +194,12 @@ class _Forward:
 
 def answer_front(connection: socket.socket, loop: EngineLoop, grammars: Grammars) -> bool:
     """Do what the front asks, until its end. False: it was lost."""
-    line, open_ = _Line(connection), dict[int, Request]()
-    asked: Any = Ask | Drop
+    line, open_ = _Connection(connection), dict[int, Request]()
+    asked: Any = SubmitMessage | CancelMessage
     try:
         for raw in frames(connection):
             message = from_msgpack(raw, asked)
-            if isinstance(message, Ask):
+            if isinstance(message, SubmitMessage):
                 _begin(line, message, loop, grammars, open_)
             elif (request := open_.pop(message.key, None)) is not None:
                 loop.cancel(request)
@@ -206,9 +208,11 @@ def answer_front(connection: socket.socket, loop: EngineLoop, grammars: Grammars
     return True
 
 
-def _begin(line: _Line, asked: Ask, loop: EngineLoop, grammars: Grammars, open_: dict[int, Request]) -> None:
+def _begin(
+    connection: _Connection, asked: SubmitMessage, loop: EngineLoop, grammars: Grammars, open_: dict[int, Request]
+) -> None:
     guide = grammars.start(*asked.grammar) if asked.grammar else None
-    listener = _Forward(line, asked, guide, open_)
+    listener = _Forward(connection, asked, guide, open_)
     request = Request(
         str(asked.key), asked.prompt, asked.max_tokens, stop_ids=frozenset(asked.stop_ids), min_tokens=asked.min_tokens,
         guided=guide is not None, scores_prompt=asked.scores_prompt, owner=listener,
@@ -217,4 +221,4 @@ def _begin(line: _Line, asked: Ask, loop: EngineLoop, grammars: Grammars, open_:
     try:
         loop.submit(request)
     except UserError as error:
-        listener.hear(Heard(finish="error", error=error))
+        listener.on_update(TokenUpdate(finish="error", error=error))

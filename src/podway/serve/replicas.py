@@ -7,7 +7,7 @@ demands it), and then takes its role:
 
   front     host 0: has the port; leads its own replicas, and reaches the others' through `RemoteLoop`
   leader    the first host of a replica: has its loop; answers the front
-  follower  any other host of a replica: launches what its leader tells (`hosts.py`)
+  follower  any other host of a replica: launches what its leader sends (`hosts.py`)
 """
 
 import argparse
@@ -28,10 +28,10 @@ from podway.model.layout import SERVE_RULES, MeshShape
 from podway.model.mesh import make_mesh
 from podway.model.shape import ModelShape
 from podway.model.weights import load_weights
-from podway.serve.asking import Service
+from podway.serve.admission import Service
 from podway.serve.build import Options, budget, build, compute_dtype, device_bytes
 from podway.serve.engine import Engine
-from podway.serve.hosts import Address, Crew, Post, addresses, follow, groups_of, join
+from podway.serve.hosts import Address, Followers, HostListener, addresses, follow, groups_of, join
 from podway.serve.loop import EngineLoop, Loop
 from podway.serve.metrics import Metrics
 from podway.serve.remote import RemoteLoop, answer_front
@@ -39,14 +39,14 @@ from podway.serve.remote import RemoteLoop, answer_front
 _FRONT = 1 << 16  # what the front says its number is when it comes for replica n: _FRONT + n
 
 
-class Programs:
+class CompileReport:
     """How many programs were found on disk since it was made, and how many had to be compiled."""
 
     def __init__(self) -> None:
         self.found = self.compiled = 0
-        jax.monitoring.register_event_listener(self._hear)
+        jax.monitoring.register_event_listener(self._count)
 
-    def _hear(self, event: str, **_: Any) -> None:
+    def _count(self, event: str, **_: object) -> None:
         self.found += event == "/jax/compilation_cache/cache_hits"
         self.compiled += event == "/jax/compilation_cache/cache_misses"
 
@@ -54,13 +54,13 @@ class Programs:
 class Fleet:
     """The replicas of one server, as this host sees them."""
 
-    def __init__(self, service: Service, asked: argparse.Namespace, say: Callable[[str], None]) -> None:
-        self.service, self.asked, self.say = service, asked, say
+    def __init__(self, service: Service, args: argparse.Namespace, log: Callable[[str], None]) -> None:
+        self.service, self.args, self.log = service, args, log
         self.me, self.hosts = jax.process_index(), jax.process_count()
-        self.groups = groups_of(jax.devices(), asked.tp, asked.replicas)
+        self.groups = groups_of(jax.devices(), args.tp, args.replicas)
         self.loops: dict[int, EngineLoop] = {}  # that run here
         self._led: list[int] = []
-        self._crew: Crew | None = None
+        self._followers: Followers | None = None
         self._book: list[Address] = []
         self._from_front: dict[int, socket] = {}
 
@@ -74,18 +74,18 @@ class Fleet:
 
     def warm(self, shape: ModelShape, options: Options) -> dict[int, Engine]:
         """The engines of the replicas that this host has a part in, ready to run."""
-        begun, programs = time.monotonic(), Programs()
-        shown, pages = budget(shape, options, MeshShape(tensor=self.asked.tp), device_bytes())
+        begun, programs = time.monotonic(), CompileReport()
+        shown, pages = budget(shape, options, MeshShape(tensor=self.args.tp), device_bytes())
         if self.hosts > 1:  # they must agree, should one have a little less memory
             pages = int(multihost_utils.broadcast_one_to_all(np.int32(pages)))
-        self.say(shown.line(options.quantize, options.kv))
+        self.log(shown.line(options.quantize, options.kv))
         engines = {}
         mine = [number for number in range(len(self.groups)) if self.me in self.members(number)]
         for number in mine:
             name = f"replica {number + 1} of {len(self.groups)}: " if len(self.groups) > 1 else ""
             engines[number] = self._engine(number, name, shape, options, pages)
         known = f"{programs.found} programs found on disk, {programs.compiled} compiled"
-        self.say(f"warm after {time.monotonic() - begun:.1f} s: {known}")
+        self.log(f"warm after {time.monotonic() - begun:.1f} s: {known}")
         return engines
 
     def _engine(self, number: int, name: str, shape: ModelShape, options: Options, pages: int) -> Engine:
@@ -95,20 +95,20 @@ class Fleet:
         if len(group) > 1 or number:
             mesh = make_mesh(MeshShape(tensor=len(group)), group)
         self.service.status = f"{name}loading weights"
-        engine = build(shape, weights(self.asked, shape, options, mesh), options, pages, mesh)
+        engine = build(shape, weights(self.args, shape, options, mesh), options, pages, mesh)
         loaded = time.monotonic()
-        self.say(f"{name}weights loaded in {loaded - begun:.1f} s")
+        self.log(f"{name}weights loaded in {loaded - begun:.1f} s")
 
         def progress(what: str, done: int, total: int) -> None:
             self.service.status = f"{name}compiling: {done} of {total}"
             spent = time.monotonic() - loaded
             left = spent / done * (total - done)
-            self.say(f"{name}compiled {done}/{total} ({what}), {spent:.0f} s, about {left:.0f} s to go")
+            self.log(f"{name}compiled {done}/{total} ({what}), {spent:.0f} s, about {left:.0f} s to go")
 
         self.service.status = f"{name}compiling"
         engine.compile_all(progress, workers=min(8, os.cpu_count() or 1))
         engine.warm()
-        self.say(f"{name}scratch memory of programs: at most {max(engine.memory().values()) / 2**20:.0f} MiB")
+        self.log(f"{name}scratch memory of programs: at most {max(engine.memory().values()) / 2**20:.0f} MiB")
         return engine
 
     def take_roles(self, engines: dict[int, Engine], on_loss: Callable[[], None]) -> None:
@@ -116,26 +116,26 @@ class Fleet:
         self._led = [number for number in engines if self.leader(number) == self.me]
         if self.hosts > 1:
             self._meet(engines, on_loss)
-        self.loops = {n: EngineLoop(engines[n], Metrics(), self.asked.max_queue) for n in self._led}
+        self.loops = {n: EngineLoop(engines[n], Metrics(), self.args.max_queue) for n in self._led}
         for loop in self.loops.values():
             loop.start()
 
     def _meet(self, engines: dict[int, Engine], on_loss: Callable[[], None]) -> None:
-        post = Post()
-        self._book = addresses(post)
+        listener = HostListener()
+        self._book = addresses(listener)
         awaited = sum(len(self.members(n)) - 1 for n in self._led) + (len(self._led) if self.me else 0)
         followers: list[socket] = []
         for _ in range(awaited):
-            peer, number = post.accept()
+            peer, number = listener.accept()
             if number >= _FRONT:
                 self._from_front[number - _FRONT] = peer
             else:
                 followers.append(peer)
-        post.close()
+        listener.close()
         if followers:  # a replica of several hosts is the only one of each
             [engine] = engines.values()
-            self._crew = Crew(followers, on_loss)
-            engine.before_launch = self._crew.tell
+            self._followers = Followers(followers, on_loss)
+            engine.before_launch = self._followers.broadcast
 
     def all_loops(self) -> list[Loop]:
         """For the front: its own loops and those of other hosts."""
@@ -145,10 +145,10 @@ class Fleet:
                 loops.append(self.loops[number])
             else:
                 there = join(self._book[self.leader(number)], _FRONT + number)
-                loops.append(RemoteLoop(there, self.asked.max_queue))
+                loops.append(RemoteLoop(there, self.args.max_queue))
         return loops
 
-    def attend(self, engines: dict[int, Engine]) -> bool:
+    def run_worker(self, engines: dict[int, Engine]) -> bool:
         """For any host but the front: lead or follow until the front ends. False: a host was lost."""
         if not self._led:
             [(number, engine)] = engines.items()
@@ -164,15 +164,15 @@ class Fleet:
         """Stop the loops that run here, then whoever follows them."""
         for loop in self.loops.values():
             loop.stop()
-        if self._crew is not None:
-            self._crew.end()
+        if self._followers is not None:
+            self._followers.end()
 
 
-def weights(asked: argparse.Namespace, shape: ModelShape, options: Options, mesh: jax.sharding.Mesh | None) -> Any:
+def weights(args: argparse.Namespace, shape: ModelShape, options: Options, mesh: jax.sharding.Mesh | None) -> Any:
     """From the folder, or random."""
     dtype = compute_dtype(options)
-    if not asked.random:
-        return load_weights(Path(asked.model), shape, mesh=mesh, rules=SERVE_RULES, dtype=dtype)
+    if not args.random:
+        return load_weights(Path(args.model), shape, mesh=mesh, rules=SERVE_RULES, dtype=dtype)
     like = decoder.abstract(shape, dtype, mesh, SERVE_RULES)
     places = jax.tree.map(lambda leaf: leaf.sharding, like) if mesh is not None else None
     return jax.jit(lambda: decoder.init(shape, jax.random.key(0), dtype), out_shardings=places)()

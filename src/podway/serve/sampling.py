@@ -2,7 +2,7 @@
 
 Letters: R rows, V vocabulary, Z slots, A stop ids, C biases, J the most alternatives that are reported.
 
-Each slot has its own knobs. In order:
+Each slot has its own parameters. In order:
   repetition, presence and frequency penalties; logit bias; stop ids are barred until `min_tokens`; the grammar's mask
   -> temperature 0: the most likely token
   -> else divide by temperature; keep the top k; of those the fewest that reach top p; drop what is below min p of the
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from podway.serve.asked import BIASES, MOST_ALTERNATIVES, STOP_IDS
+from podway.serve.sampling_params import BIASES, MAX_ALTERNATIVES, STOP_IDS
 
 PROMPT = 1 << 24  # in `counts`: the token is in the prompt; below it, how often it is in the answer
 
 
-class Knobs(NamedTuple):
+class SamplingState(NamedTuple):
     """What each slot asks for; the first dimension is the slot."""
 
     temperature: jax.Array
@@ -55,14 +55,14 @@ class Sampled(NamedTuple):
     top_logprobs_RJ: jax.Array
 
 
-def no_knobs(slots: int) -> Knobs:
+def empty_sampling_state(slots: int) -> SamplingState:
     """Greedy, and already at its limit: what an empty slot has."""
 
     def full(value: Any, dtype: Any, *more: int) -> jax.Array:
         return jnp.full((slots, *more), value, dtype)
 
     f, i = jnp.float32, jnp.int32
-    return Knobs(
+    return SamplingState(
         temperature=full(0, f), top_k=full(0, i), top_p=full(1, f), min_p=full(0, f), presence=full(0, f),
         frequency=full(0, f), repetition=full(1, f), seed=full(0, jnp.uint32), prompt_len=full(0, i), limit=full(0, i),
         min_tokens=full(0, i), reports=full(False, jnp.bool_), stop_ids_ZA=full(-1, i, STOP_IDS),
@@ -72,22 +72,22 @@ def no_knobs(slots: int) -> Knobs:
 
 def sample(
     logits_RV: jax.Array,
-    knobs: Knobs,
+    sampling: SamplingState,
     counts_ZV: jax.Array,
     slots_R: jax.Array,
     length_R: jax.Array,
     mask_RU: jax.Array,
 ) -> Sampled:
-    """The next token of each row. `knobs` are of the rows; `length` says how many tokens each has so far; the mask has a
+    """The next token of each row. `sampling` are of the rows; `length` says how many tokens each has so far; the mask has a
     bit for each token, lowest first, and all ones where there is no grammar."""
     vocabulary = logits_RV.shape[1]
-    young = length_R - knobs.prompt_len < knobs.min_tokens
+    young = length_R - sampling.prompt_len < sampling.min_tokens
     changed = (
-        (knobs.presence != 0) | (knobs.frequency != 0) | (knobs.repetition != 1) | young
-        | (knobs.bias_ids_ZC[:, 0] >= 0)
+        (sampling.presence != 0) | (sampling.frequency != 0) | (sampling.repetition != 1) | young
+        | (sampling.bias_ids_ZC[:, 0] >= 0)
     )  # fmt: skip
     masked = (mask_RU != jnp.uint32(0xFFFFFFFF)).any()
-    plain = ~(changed.any() | masked | (knobs.temperature > 0).any() | knobs.reports.any())
+    plain = ~(changed.any() | masked | (sampling.temperature > 0).any() | sampling.reports.any())
 
     def simple() -> Sampled:
         none = nothing_sampled(logits_RV.shape[0])
@@ -95,18 +95,20 @@ def sample(
 
     def full() -> Sampled:
         def change() -> jax.Array:
-            penalised = _penalise(logits_RV, knobs, counts_ZV[slots_R])
-            return _bar(_bias(penalised, knobs), knobs, young)
+            penalised = _penalise(logits_RV, sampling, counts_ZV[slots_R])
+            return _bar(_bias(penalised, sampling), sampling, young)
 
         adjusted = jax.lax.cond(changed.any(), change, lambda: logits_RV)
         adjusted = jax.lax.cond(
             masked, lambda: jnp.where(_unpack(mask_RU, vocabulary), adjusted, -jnp.inf), lambda: adjusted
         )
         best = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
-        drawn = jax.lax.cond((knobs.temperature > 0).any(), lambda: _draw(adjusted, knobs, length_R), lambda: best)
-        token = jnp.where(knobs.temperature > 0, drawn, best)
+        drawn = jax.lax.cond(
+            (sampling.temperature > 0).any(), lambda: _draw(adjusted, sampling, length_R), lambda: best
+        )
+        token = jnp.where(sampling.temperature > 0, drawn, best)
         reported = jax.lax.cond(
-            knobs.reports.any(),
+            sampling.reports.any(),
             lambda: report(logits_RV, token),
             lambda: tuple(nothing_sampled(token.shape[0])[1:]),
         )
@@ -118,7 +120,7 @@ def sample(
 
 def nothing_sampled(rows: int) -> Sampled:
     """No token, and nothing known of it."""
-    alternatives = (rows, MOST_ALTERNATIVES)
+    alternatives = (rows, MAX_ALTERNATIVES)
     return Sampled(
         jnp.full(rows, -1, jnp.int32), jnp.zeros(rows), jnp.full(alternatives, -1, jnp.int32), jnp.zeros(alternatives)
     )
@@ -128,30 +130,30 @@ def report(logits_RV: jax.Array, token_R: jax.Array) -> tuple[jax.Array, jax.Arr
     """Log probability of the tokens, and the most likely alternatives with theirs (padded with -1)."""
     logprobs_RV = jax.nn.log_softmax(logits_RV, axis=-1)
     chosen = jnp.take_along_axis(logprobs_RV, token_R[:, None], axis=-1)[:, 0]
-    most = min(MOST_ALTERNATIVES, logits_RV.shape[1])
+    most = min(MAX_ALTERNATIVES, logits_RV.shape[1])
     top, ids = jax.lax.top_k(logprobs_RV, most)
-    pad = ((0, 0), (0, MOST_ALTERNATIVES - most))
+    pad = ((0, 0), (0, MAX_ALTERNATIVES - most))
     return chosen, jnp.pad(ids.astype(jnp.int32), pad, constant_values=-1), jnp.pad(top, pad)
 
 
-def _penalise(logits_RV: jax.Array, knobs: Knobs, counts_RV: jax.Array) -> jax.Array:
+def _penalise(logits_RV: jax.Array, sampling: SamplingState, counts_RV: jax.Array) -> jax.Array:
     used = counts_RV % PROMPT
-    repetition = knobs.repetition[:, None]
+    repetition = sampling.repetition[:, None]
     tamed = jnp.where(logits_RV > 0, logits_RV / repetition, logits_RV * repetition)
     logits_RV = jnp.where(counts_RV > 0, tamed, logits_RV)
-    return logits_RV - knobs.frequency[:, None] * used - knobs.presence[:, None] * (used > 0)
+    return logits_RV - sampling.frequency[:, None] * used - sampling.presence[:, None] * (used > 0)
 
 
-def _bias(logits_RV: jax.Array, knobs: Knobs) -> jax.Array:
+def _bias(logits_RV: jax.Array, sampling: SamplingState) -> jax.Array:
     rows = jnp.arange(logits_RV.shape[0])[:, None]
-    ids = jnp.where(knobs.bias_ids_ZC >= 0, knobs.bias_ids_ZC, logits_RV.shape[1])
-    return logits_RV.at[rows, ids].add(knobs.bias_ZC, mode="drop")
+    ids = jnp.where(sampling.bias_ids_ZC >= 0, sampling.bias_ids_ZC, logits_RV.shape[1])
+    return logits_RV.at[rows, ids].add(sampling.bias_ZC, mode="drop")
 
 
-def _bar(logits_RV: jax.Array, knobs: Knobs, young_R: jax.Array) -> jax.Array:
+def _bar(logits_RV: jax.Array, sampling: SamplingState, young_R: jax.Array) -> jax.Array:
     rows = jnp.arange(logits_RV.shape[0])[:, None]
-    barred = young_R[:, None] & (knobs.stop_ids_ZA >= 0)
-    return logits_RV.at[rows, jnp.where(barred, knobs.stop_ids_ZA, logits_RV.shape[1])].set(-jnp.inf, mode="drop")
+    barred = young_R[:, None] & (sampling.stop_ids_ZA >= 0)
+    return logits_RV.at[rows, jnp.where(barred, sampling.stop_ids_ZA, logits_RV.shape[1])].set(-jnp.inf, mode="drop")
 
 
 def _unpack(mask_RU: jax.Array, vocabulary: int) -> jax.Array:
@@ -159,23 +161,23 @@ def _unpack(mask_RU: jax.Array, vocabulary: int) -> jax.Array:
     return bits.reshape(mask_RU.shape[0], -1)[:, :vocabulary].astype(bool)
 
 
-def _draw(logits_RV: jax.Array, knobs: Knobs, length_R: jax.Array) -> jax.Array:
-    warm = jnp.where(knobs.temperature > 0, knobs.temperature, 1.0)
+def _draw(logits_RV: jax.Array, sampling: SamplingState, length_R: jax.Array) -> jax.Array:
+    warm = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     scaled = logits_RV / warm[:, None]
-    cut = ((knobs.top_k > 0) | (knobs.top_p < 1) | (knobs.min_p > 0)).any()
-    kept = jax.lax.cond(cut, lambda: _cut(scaled, knobs), lambda: scaled)
+    cut = ((sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)).any()
+    kept = jax.lax.cond(cut, lambda: _cut(scaled, sampling), lambda: scaled)
 
     def noise(seed: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
         return jax.random.gumbel(key, (logits_RV.shape[1],), jnp.float32)
 
-    return jnp.argmax(kept + jax.vmap(noise)(knobs.seed, length_R), axis=-1).astype(jnp.int32)
+    return jnp.argmax(kept + jax.vmap(noise)(sampling.seed, length_R), axis=-1).astype(jnp.int32)
 
 
-def _cut(scaled_RV: jax.Array, knobs: Knobs) -> jax.Array:
+def _cut(scaled_RV: jax.Array, sampling: SamplingState) -> jax.Array:
     """-inf for what top k, top p or min p leaves out."""
     order_RV = _sortable(scaled_RV)
-    wanted = jnp.where(knobs.top_k > 0, knobs.top_k, scaled_RV.shape[1])
+    wanted = jnp.where(sampling.top_k > 0, sampling.top_k, scaled_RV.shape[1])
 
     def enough(threshold: jax.Array) -> jax.Array:
         return (order_RV >= threshold[:, None]).sum(axis=-1) >= wanted
@@ -183,14 +185,14 @@ def _cut(scaled_RV: jax.Array, knobs: Knobs) -> jax.Array:
     kept = jnp.where(order_RV >= _largest(enough, wanted.shape[0])[:, None], scaled_RV, -jnp.inf)
     chances = jax.nn.softmax(kept, axis=-1)
     # A sum of many small numbers may stay just below 1: top_p = 1 must keep all of them.
-    share = jnp.where(knobs.top_p < 1, knobs.top_p, 0.0)
+    share = jnp.where(sampling.top_p < 1, sampling.top_p, 0.0)
 
     def reached(threshold: jax.Array) -> jax.Array:
         return jnp.where(order_RV >= threshold[:, None], chances, 0).sum(axis=-1) >= share
 
-    threshold = jnp.where(knobs.top_p < 1, _largest(reached, wanted.shape[0]), 0)
+    threshold = jnp.where(sampling.top_p < 1, _largest(reached, wanted.shape[0]), 0)
     kept = jnp.where(order_RV >= threshold[:, None], kept, -jnp.inf)
-    floor = chances.max(axis=-1) * knobs.min_p
+    floor = chances.max(axis=-1) * sampling.min_p
     return jnp.where(chances >= floor[:, None], kept, -jnp.inf)
 
 

@@ -106,7 +106,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
-        raise UserError(f"{path} is no JSON", "download it again") from None
+        raise UserError(f"{path} is not JSON", "download it again") from None
     return content if isinstance(content, dict) else {}
 
 

@@ -10,7 +10,7 @@ import re
 import uuid
 from typing import Any
 
-from podway.serve.openai import ChatBody, Refused
+from podway.serve.openai import ChatBody, RequestError
 
 _TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.S)
 _OPENINGS = ("<tool_call>", "{", "[")
@@ -23,9 +23,9 @@ def wanted_tools(body: ChatBody) -> list[dict[str, Any]]:
     for tool in body.tools:
         function = tool.get("function")
         if tool.get("type", "function") != "function" or not isinstance(function, dict):
-            raise Refused("tools: each must be {type: function, function: {...}}", param="tools")
+            raise RequestError("tools: each must be {type: function, function: {...}}", param="tools")
         if not isinstance(function.get("name"), str) or not function["name"]:
-            raise Refused("tools: a function has no name", param="tools")
+            raise RequestError("tools: a function has no name", param="tools")
     return body.tools
 
 
@@ -34,7 +34,7 @@ def forced_schema(body: ChatBody, tools: list[dict[str, Any]]) -> dict[str, Any]
     choice = body.tool_choice
     if choice in (None, "auto", "none") or not tools:
         if choice not in (None, "auto", "none"):
-            raise Refused("tool_choice asks for a call, and there are no tools", param="tool_choice")
+            raise RequestError("tool_choice asks for a call, and there are no tools", param="tool_choice")
         return None
     functions = [tool["function"] for tool in tools]
     if isinstance(choice, dict):
@@ -42,9 +42,9 @@ def forced_schema(body: ChatBody, tools: list[dict[str, Any]]) -> dict[str, Any]
         name = named.get("name") if isinstance(named, dict) else None
         functions = [function for function in functions if function["name"] == name]
         if not functions:
-            raise Refused(f"tool_choice: there is no tool {str(name)[:60]!r}", param="tool_choice")
+            raise RequestError(f"tool_choice: there is no tool {str(name)[:60]!r}", param="tool_choice")
     elif choice != "required":
-        raise Refused(f"tool_choice: unknown value {choice[:40]!r}", param="tool_choice")
+        raise RequestError(f"tool_choice: unknown value {choice[:40]!r}", param="tool_choice")
     calls = [
         {
             "type": "object",

@@ -2,12 +2,12 @@
 
 import msgspec
 
-MOST_ALTERNATIVES = 20  # what the OpenAI API allows for top_logprobs
+MAX_ALTERNATIVES = 20  # what the OpenAI API allows for top_logprobs
 STOP_IDS = 16
 BIASES = 300  # what the OpenAI API allows
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen. The default is the most likely one."""
 
     temperature: float = 0.0

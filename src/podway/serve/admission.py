@@ -1,6 +1,6 @@
 """From a body to the answers that it asks for (no jax arrays are made here).
 
-`Service` is what the server knows of its model; `ask_completion` and `ask_chat` check a body against it and make one `Answer`
+`Service` is what the server knows of its model; `admit_completion` and `admit_chat` check a body against it and make one `Answer`
 for each choice, not yet begun.
 """
 
@@ -11,8 +11,6 @@ from typing import Any
 
 import msgspec
 
-from podway.serve.answers import Answer
-from podway.serve.asked import MOST_ALTERNATIVES, STOP_IDS, Sampling
 from podway.serve.batcher import Request
 from podway.serve.grammar import Grammars
 from podway.serve.loop import Loop
@@ -21,16 +19,18 @@ from podway.serve.openai import (
     ChatBody,
     Common,
     CompletionBody,
-    Refused,
-    between,
+    RequestError,
+    check_range,
     grammar_of,
-    sampling_of,
+    sampling_params,
     stops_of,
 )
+from podway.serve.responses import Answer
+from podway.serve.sampling_params import MAX_ALTERNATIVES, STOP_IDS, SamplingParams
 from podway.serve.text import TextStream, Tokenizer
 from podway.serve.tools import forced_schema, wanted_tools
 
-MOST_PROMPTS = 2048
+MAX_PROMPTS = 2048
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -53,10 +53,10 @@ class Service:
         """Of all replicas together."""
         return Metrics.sum([loop.metrics for loop in self.loops])
 
-    def engine(self) -> Loop:
+    def least_loaded_replica(self) -> Loop:
         """The replica that has the least to do; of equals, the next in turn. One that failed is asked last, and says so."""
         if not self.loops:
-            raise Refused(f"the model is not ready: {self.status}", status=503)
+            raise RequestError(f"the model is not ready: {self.status}", status=503)
         self._turn += 1
         in_turn = [self.loops[(self._turn + at) % len(self.loops)] for at in range(len(self.loops))]
         return min(in_turn, key=lambda loop: (loop.failure is not None, loop.load))
@@ -70,7 +70,7 @@ class Service:
 
     def check_name(self, asked: str | None) -> None:
         if asked not in (None, "", self.name):
-            raise Refused(
+            raise RequestError(
                 f"there is no model {asked[:200]!r}; this server has {self.name!r}", status=404, param="model",
                 code="model_not_found",
             )  # fmt: skip
@@ -78,10 +78,10 @@ class Service:
     def check_ids(self, ids: list[int], name: str) -> None:
         for id in ids:
             if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < self.tokenizer.vocab:
-                raise Refused(f"{name}: {str(id)[:40]} is no token id below {self.tokenizer.vocab}", param=name)
+                raise RequestError(f"{name}: {str(id)[:40]} is not a token id below {self.tokenizer.vocab}", param=name)
 
 
-class Asked:
+class AdmittedRequest:
     """One body, checked, with its answers."""
 
     def __init__(self, service: Service, body: Common, prefix: str) -> None:
@@ -111,23 +111,23 @@ class Asked:
         """`n` answers to one prompt."""
         room = service.max_len - len(prompt)
         if not prompt:
-            raise Refused("the prompt is empty", param="prompt")
+            raise RequestError("the prompt is empty", param="prompt")
         if room < (max_tokens or 1):
-            raise Refused(
+            raise RequestError(
                 f"the prompt has {len(prompt)} tokens and the answer may have {max_tokens or 1}: the limit is "
                 f"{service.max_len} tokens for both",
                 param="prompt", code="context_length_exceeded",
             )  # fmt: skip
         most = room if max_tokens is None else max_tokens
-        sampling = sampling_of(body, service.tokenizer.vocab, self.logprobs is not None)
+        sampling = sampling_params(body, service.tokenizer.vocab, self.logprobs is not None)
         stop_ids = frozenset() if body.ignore_eos else service.tokenizer.stop_ids
         service.check_ids(body.stop_token_ids or [], "stop_token_ids")
         stop_ids |= frozenset(body.stop_token_ids or [])
         if len(stop_ids) > STOP_IDS:
-            raise Refused(f"at most {STOP_IDS} stop ids", param="stop_token_ids")
-        between(body.min_tokens, 0, most, "min_tokens")
+            raise RequestError(f"at most {STOP_IDS} stop ids", param="stop_token_ids")
+        check_range(body.min_tokens, 0, most, "min_tokens")
         self.prompt_tokens += len(prompt)
-        engine = service.engine()
+        engine = service.least_loaded_replica()
         for choice in range(self.n):
             request = Request(
                 f"{self.id}-{len(self.answers)}", prompt, most, stop_ids=stop_ids, min_tokens=body.min_tokens or 0,
@@ -142,31 +142,31 @@ class Asked:
             self.answers.append(Answer(len(self.answers), request, engine, stream, from_seed, guide, grammar))
 
 
-def _reseeded(sampling: Sampling, choice: int) -> Sampling:
+def _reseeded(sampling: SamplingParams, choice: int) -> SamplingParams:
     return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) & 0xFFFFFFFF)
 
 
-def ask_completion(service: Service, body: CompletionBody) -> Asked:
+def admit_completion(service: Service, body: CompletionBody) -> AdmittedRequest:
     """The answers to every prompt of a body."""
     service.check_name(body.model)
     if body.suffix:
-        raise Refused("suffix is not supported", param="suffix")
-    between(body.logprobs, 0, MOST_ALTERNATIVES, "logprobs")
-    between(body.prompt_logprobs, 0, MOST_ALTERNATIVES, "prompt_logprobs")
-    between(body.max_tokens, 0, 1 << 30, "max_tokens")
-    asked = Asked(service, body, "cmpl")
+        raise RequestError("suffix is not supported", param="suffix")
+    check_range(body.logprobs, 0, MAX_ALTERNATIVES, "logprobs")
+    check_range(body.prompt_logprobs, 0, MAX_ALTERNATIVES, "prompt_logprobs")
+    check_range(body.max_tokens, 0, 1 << 30, "max_tokens")
+    asked = AdmittedRequest(service, body, "cmpl")
     asked.logprobs, asked.echo, asked.prompt_logprobs = body.logprobs, bool(body.echo), body.prompt_logprobs
     if asked.stream and asked.prompt_logprobs is not None:
-        raise Refused("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+        raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
     prompts = _prompts(service, body)
-    if len(prompts) * asked.n > MOST_PROMPTS:
-        raise Refused(
-            f"{len(prompts) * asked.n} answers in one request, and {MOST_PROMPTS} are the limit", param="prompt"
+    if len(prompts) * asked.n > MAX_PROMPTS:
+        raise RequestError(
+            f"{len(prompts) * asked.n} answers in one request, and {MAX_PROMPTS} are the limit", param="prompt"
         )
     grammar = grammar_of(body)
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not asked.echo:
-        raise Refused("max_tokens is 0: nothing to do without echo", param="max_tokens")
+        raise RequestError("max_tokens is 0: nothing to do without echo", param="max_tokens")
     for ids, text in prompts:
         asked.prompt_texts.append(text if text is not None else service.tokenizer.decode(ids) if asked.echo else "")
         scoring = (asked.echo and asked.logprobs is not None) or asked.prompt_logprobs is not None
@@ -180,7 +180,7 @@ def _prompts(service: Service, body: CompletionBody) -> list[tuple[list[int], st
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], int)):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
-        raise Refused("prompt must be a string, a list of strings, token ids, or lists of them", param="prompt")
+        raise RequestError("prompt must be a string, a list of strings, token ids, or lists of them", param="prompt")
     found: list[tuple[list[int], str | None]] = []
     for one in prompt:
         if isinstance(one, str):
@@ -189,17 +189,19 @@ def _prompts(service: Service, body: CompletionBody) -> list[tuple[list[int], st
             service.check_ids(one, "prompt")
             found.append((one, None))
         else:
-            raise Refused("prompt must be a string, a list of strings, token ids, or lists of them", param="prompt")
+            raise RequestError(
+                "prompt must be a string, a list of strings, token ids, or lists of them", param="prompt"
+            )
     return found
 
 
-def ask_chat(service: Service, body: ChatBody) -> Asked:
+def admit_chat(service: Service, body: ChatBody) -> AdmittedRequest:
     """The answers to a conversation."""
     service.check_name(body.model)
-    between(body.top_logprobs, 0, MOST_ALTERNATIVES, "top_logprobs")
+    check_range(body.top_logprobs, 0, MAX_ALTERNATIVES, "top_logprobs")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    between(limit, 1, 1 << 30, "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens")
-    asked = Asked(service, body, "chatcmpl")
+    check_range(limit, 1, 1 << 30, "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens")
+    asked = AdmittedRequest(service, body, "chatcmpl")
     asked.logprobs = (body.top_logprobs or 0) if body.logprobs else None
     asked.tools = wanted_tools(body)
     schema = forced_schema(body, asked.tools)
@@ -214,7 +216,7 @@ def ask_chat(service: Service, body: ChatBody) -> Asked:
     try:
         text = service.tokenizer.render(messages, **more)
     except TypeError:
-        raise Refused("chat_template_kwargs has a name that is taken", param="chat_template_kwargs") from None
+        raise RequestError("chat_template_kwargs has a name that is taken", param="chat_template_kwargs") from None
     if goes_on:  # what the template writes after the last message would end it
         begun = messages[-1]["content"].strip()
         text = text[: text.rfind(begun) + len(begun)]
@@ -226,26 +228,28 @@ def ask_chat(service: Service, body: ChatBody) -> Asked:
 def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages as templates expect them: text in one string, arguments of calls as objects."""
     if not messages:
-        raise Refused("messages is empty", param="messages")
+        raise RequestError("messages is empty", param="messages")
     return [_message(message, number) for number, message in enumerate(messages)]
 
 
 def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        raise Refused(f"messages[{number}]: unknown role {str(role)[:40]!r}", param="messages")
+        raise RequestError(f"messages[{number}]: unknown role {str(role)[:40]!r}", param="messages")
     if isinstance(content, list):
         texts = []
         for part in content:
             if not isinstance(part, dict) or part.get("type") not in ("text", "input_text", "refusal"):
                 kind = part.get("type") if isinstance(part, dict) else part
-                raise Refused(f"messages[{number}]: this model reads text, not {str(kind)[:40]!r}", param="messages")
+                raise RequestError(
+                    f"messages[{number}]: this model reads text, not {str(kind)[:40]!r}", param="messages"
+                )
             texts.append(str(part.get("text", part.get("refusal", ""))))
         content = "".join(texts)
     if content is not None and not isinstance(content, str):
-        raise Refused(f"messages[{number}]: content must be a string or a list of parts", param="messages")
+        raise RequestError(f"messages[{number}]: content must be a string or a list of parts", param="messages")
     if content is None and not message.get("tool_calls"):
-        raise Refused(f"messages[{number}]: content is missing", param="messages")
+        raise RequestError(f"messages[{number}]: content is missing", param="messages")
     clean = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
     if isinstance(calls := message.get("tool_calls"), list):
         clean["tool_calls"] = [_call(call, number) for call in calls]
@@ -255,13 +259,13 @@ def _message(message: dict[str, Any], number: int) -> dict[str, Any]:
 def _call(call: Any, number: int) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refused(f"messages[{number}]: a tool call has no function", param="messages")
+        raise RequestError(f"messages[{number}]: a tool call has no function", param="messages")
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
         except ValueError:
-            raise Refused(
-                f"messages[{number}]: the arguments of {function['name'][:40]} are no JSON", param="messages"
+            raise RequestError(
+                f"messages[{number}]: the arguments of {function['name'][:40]} are not JSON", param="messages"
             ) from None
     return {**call, "function": {**function, "arguments": arguments}}

@@ -1,7 +1,6 @@
 """Every program of a server, lowered for a slice of TPUs that is not here.
 
-    lowerings(find_model("llama3.1-70b"), find_slice("v6e-16"))  ->  [("seat", Lowered), ("decode 1 rows", Lowered), ...]
-    programs(...)                                                ->  the same, each lowered only when it is called
+    programs(find_model("llama3.1-70b"), find_slice("v6e-16"))  ->  [("fill slots", lower), ("decode 1 rows", lower), ...]
 
 1. The slice's topology gives devices to lower for (libtpu's compiler needs no chip); the model is split over all of them, or
    over `tensor` of them where the server would hold several replicas.
@@ -13,57 +12,50 @@ chip (TPU_SKIP_MDS_QUERY=1 and the rest: `tools.bench.aot.environment`).
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import msgspec
+from jax.stages import Lowered
 
 from podway.catalog.slices import Slice
 from podway.model import decoder
 from podway.model.decoder import Tree
 from podway.model.layout import SERVE_RULES, MeshShape
-from podway.model.mesh import described, make_mesh, named_sharding
+from podway.model.mesh import abstract_array, described, make_mesh, named_sharding
 from podway.model.shape import ModelShape
 from podway.serve.build import Budget, Options, budget, compute_dtype, compute_for, limits_for, plan_for, spread
-from podway.serve.engine import lower_seat, lower_step, programs_of
+from podway.serve.engine import lower_fill_slots, lower_step, programs_of
+from podway.serve.programs import Setup
 from podway.serve.quantized import quantizable
-
-Lowering = tuple[str, Any]  # its name, and a jax.stages.Lowered
-
-
-def lowerings(
-    shape: ModelShape, slice: Slice, options: Options | None = None, tensor: int | None = None
-) -> list[Lowering]:
-    """(name, program) of all that `podway serve` compiles on this slice with these options."""
-    return [(name, lower()) for name, lower in programs(shape, slice, options, tensor)]
 
 
 def programs(
     shape: ModelShape, slice: Slice, options: Options | None = None, tensor: int | None = None
-) -> list[tuple[str, Callable[[], Any]]]:
-    """The names of the same programs, and what lowers each."""
+) -> list[tuple[str, Callable[[], Lowered]]]:
+    """The names of all programs that `podway serve` compiles on this slice with these options, and what lowers each."""
     options = on_tpu(options or Options())
     sizes = MeshShape(tensor=tensor or slice.devices)
     _, pages = room(shape, slice, options, sizes.tensor)
     shape = spread(shape, sizes.tensor)
     limits = limits_for(shape, options, "tpu", pages)
-    plan, compute = plan_for(shape, options, sizes, limits), compute_for(options)
+    setup = Setup(shape, limits, plan_for(shape, options, sizes, limits), compute_for(options))
     mesh = make_mesh(sizes, described(slice)[: sizes.tensor])
     tree = abstract_tree(shape, options, mesh)
 
-    def under_mesh(lower: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-        def run() -> Any:
+    def under_mesh(lower: Callable[[], Lowered]) -> Callable[[], Lowered]:
+        def run() -> Lowered:
             with jax.set_mesh(mesh):
-                return lower(shape, limits, plan, *arguments, mesh)
+                return lower()
 
         return run
 
-    found = [("seat", under_mesh(lower_seat))]
+    found = [("fill slots", under_mesh(partial(lower_fill_slots, setup, mesh)))]
     for rows, blocks in programs_of(limits):
         prompts = f", {blocks * limits.block} prompt tokens" if blocks else ""
         name = f"{'mixed' if blocks else 'decode'} {rows} rows{prompts}"
-        found.append((name, under_mesh(lower_step, compute, tree, rows, blocks)))
+        found.append((name, under_mesh(partial(lower_step, setup, tree, rows, blocks, mesh))))
     return found
 
 
@@ -89,10 +81,6 @@ def abstract_tree(shape: ModelShape, options: Options, mesh: jax.sharding.Mesh) 
         name = param.name.removeprefix("layers/")
         kept = [0, *range(1 + param.inputs, len(param.dims))]
         dims, axes = tuple(param.dims[i] for i in kept), tuple(param.axes[i] for i in kept)
-        layers[name] = _like(param.dims, jnp.int8, layers[name].sharding)
-        layers[f"{name}_scale"] = _like(dims, jnp.float32, named_sharding(mesh, axes, dims, SERVE_RULES))
+        layers[name] = abstract_array(param.dims, jnp.int8, layers[name].sharding)
+        layers[f"{name}_scale"] = abstract_array(dims, jnp.float32, named_sharding(mesh, axes, dims, SERVE_RULES))
     return {**tree, "layers": layers}
-
-
-def _like(dims: tuple[int, ...], dtype: Any, place: Any) -> Any:
-    return jax.ShapeDtypeStruct(dims, dtype, sharding=place)  # type: ignore[no-untyped-call]

@@ -13,9 +13,9 @@ from podway.errors import UserError
 from podway.model.families import find_model
 from podway.model.layout import SERVE_RULES, MeshShape, bytes_per_chip
 from podway.model.params import count, params
-from podway.serve.ahead import on_tpu, room
 from podway.serve.build import GIB, Options, limits_for, spread
 from podway.serve.engine import programs_of
+from podway.serve.lower_aot import on_tpu, room
 
 pytest.importorskip("libtpu")
 QUIET = {
@@ -27,17 +27,16 @@ LOWER = """
 import json, sys
 from podway.catalog.slices import find_slice
 from podway.model.families import find_model
-from podway.serve.ahead import lowerings, programs
+from podway.serve.lower_aot import programs
 from podway.serve.build import Options
 model, slice, quantize = sys.argv[1:]
 options = Options(max_seqs=32, max_len=512, prompt_tokens=256, pages=64, quantize=quantize)
-found = lowerings(find_model(model), find_slice(slice), options)
-assert [name for name, _ in found] == [name for name, _ in programs(find_model(model), find_slice(slice), options)]
-compiled = dict(found)["seat"].compile()
+found = [(name, lower()) for name, lower in programs(find_model(model), find_slice(slice), options)]
+compiled = dict(found)["fill slots"].compile()
 texts = {name: lowered.as_text() for name, lowered in found}
 print(json.dumps({
     "names": list(texts), "devices": ["num_partitions = 16" in text for text in texts.values()],
-    "int8": ["xi8>" in text for text in texts.values()], "seat": compiled.memory_analysis().argument_size_in_bytes,
+    "int8": ["xi8>" in text for text in texts.values()], "fill slots": compiled.memory_analysis().argument_size_in_bytes,
 }))
 """
 
@@ -57,7 +56,7 @@ def test_every_program_of_the_engine_is_lowered_for_all_hosts() -> None:
     options = on_tpu(Options(max_seqs=32, max_len=512, prompt_tokens=256))
     expected = programs_of(limits_for(spread(find_model("tiny-llama3"), 16), options, "tpu", 64))
     assert len(found["names"]) == len(set(found["names"])) == 1 + len(expected)
-    assert all(found["devices"]) and found["seat"] > 0
+    assert all(found["devices"]) and found["fill slots"] > 0
     assert not found["int8"][0] and all(found["int8"][1:])
 
 

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from podway.errors import UserError
-from podway.serve.asked import Sampling
 from podway.serve.batcher import Request
 from podway.serve.grammar import Guide
-from podway.serve.loop import Heard, Loop, TokenScore
+from podway.serve.loop import Loop, TokenScore, TokenUpdate
+from podway.serve.sampling_params import SamplingParams
 from podway.serve.text import TextStream, Tokenizer
 
 
@@ -34,7 +34,7 @@ class Answer:
         request: Request,
         engine: Loop,
         stream: TextStream,
-        sampling: Sampling,
+        sampling: SamplingParams,
         guide: Guide | None,
         grammar: tuple[str, Any] | None = None,
     ) -> None:
@@ -47,14 +47,14 @@ class Answer:
         self.finish: str | None = None
         self._engine, self._stream = engine, stream
         self._events = asyncio.get_running_loop()
-        self._news: asyncio.Queue[Heard] = asyncio.Queue()
+        self._news: asyncio.Queue[TokenUpdate] = asyncio.Queue()
         request.owner = self
 
     @property
     def text(self) -> str:
         return self._stream.text
 
-    def hear(self, news: Heard) -> None:
+    def on_update(self, news: TokenUpdate) -> None:
         """From the loop's thread."""
         with suppress(RuntimeError):  # the server's event loop is closed: nobody reads any more
             self._events.call_soon_threadsafe(self._news.put_nowait, news)
@@ -79,7 +79,7 @@ class Answer:
                 raise news.error
             yield self._take(news)
 
-    def _take(self, news: Heard) -> Delta:
+    def _take(self, news: TokenUpdate) -> Delta:
         self.cached = news.cached
         if news.prompt_scores:
             self.prompt_scores = news.prompt_scores
@@ -99,9 +99,9 @@ class Answer:
         return Delta(text, scores, finish)
 
 
-def _joined(first: Heard, second: Heard) -> Heard:
+def _joined(first: TokenUpdate, second: TokenUpdate) -> TokenUpdate:
     scores = [*(first.scores or []), *(second.scores or [])] if first.scores or second.scores else None
-    return Heard(
+    return TokenUpdate(
         [*first.tokens, *second.tokens], scores, first.prompt_scores or second.prompt_scores, second.cached,
         second.finish, second.error,
     )  # fmt: skip
