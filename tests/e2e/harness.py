@@ -30,6 +30,7 @@ class Podway:
         self.home = home
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.client = Client()
+        self.python = sys.executable  # which runs the server
 
     def start(self, crash_at: str = "", **env: str) -> int:
         """Start the server, perhaps with a place to die at; its pid."""
@@ -37,7 +38,7 @@ class Podway:
         environment = {**os.environ, "PODWAY_HOME": str(self.home), "PODWAY_CRASH_AT": crash_at, **env}
         with open(self.home / "server.out", "ab") as out:
             child = subprocess.Popen(
-                [sys.executable, "-m", "podway.server.main"],
+                [self.python, "-m", "podway.server.main"],
                 env=environment,
                 stdout=out,
                 stderr=out,

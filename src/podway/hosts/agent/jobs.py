@@ -31,8 +31,10 @@ MAX_WAIT_S = 600.0  # so that the thread of a caller who vanished is not kept fo
 DEFAULT_GRACE_S = 10.0
 _RUNNER_START_S = 30.0
 _LOOK_AGAIN_S = 1.0  # how late a long poll may learn of what rings no bell, such as a killed runner
-# What jobs and runners inherit from the agent; LD_LIBRARY_PATH, because the Python that runs this may need it.
-_BASE_ENVIRONMENT = "PATH USER LOGNAME LANG LC_ALL SHELL TMPDIR LD_LIBRARY_PATH".split() + [processes.HOST_ID_VARIABLE]
+# What jobs and runners inherit from the agent; LD_LIBRARY_PATH, because the Python that runs this may need it; VIRTUAL_ENV is a
+# simulated host's own.
+_INHERITED = "PATH VIRTUAL_ENV USER LOGNAME LANG LC_ALL SHELL TMPDIR LD_LIBRARY_PATH".split()
+_BASE_ENVIRONMENT = [*_INHERITED, processes.HOST_ID_VARIABLE]
 
 
 class Jobs:

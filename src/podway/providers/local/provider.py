@@ -4,6 +4,7 @@ A cluster is a directory under the provider's root, and that directory is all th
 
     NAME/request.json     what was asked for; there from the first instant, so an interrupted submit is seen and finished
     NAME/subnet           N: host i has the address 127.N.(i // 250).(i % 250 + 1)
+    NAME/tools/           the commands of Podway's environment, for the hosts (python_environment.py)
     NAME/ready            all agents answered once; written last
     NAME/stopped          the hosts are stopped, their homes kept
     NAME/host-I/          the home of host I, with the agent's state in .podway
@@ -190,8 +191,12 @@ class LocalProvider:
     def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
         """A shell on this machine that sees what a job on that host sees."""
         prompt = {"PS1": f"[{host.id.split('/')[-1]}] \\w $ ", "HOME": host.home}
-        argv = ("bash", "--norc", "-i") if command is None else ("bash", "--norc", "-c", command)
-        return Shell(argv=argv, env=env | prompt, cwd=f"{host.home}/sky_workdir")
+        whole = {**host_environment(host), **env, **prompt}
+        shell = ("-i",) if command is None else ("-c", command)
+        # Of the caller's environment only the terminal's name: the rest (PYTHONPATH, CONDA_*) is not the host's.
+        clean = ("sh", "-c", 'exec env -i ${TERM+"TERM=$TERM"} "$@"', "sh")
+        variables = tuple(f"{name}={value}" for name, value in whole.items())
+        return Shell(argv=(*clean, *variables, "bash", "--norc", *shell), cwd=f"{host.home}/sky_workdir")
 
     def _hosts(self, name: str) -> tuple[Host, ...]:
         place = self.root / name
@@ -225,7 +230,8 @@ class LocalProvider:
         if not (home.parent / "request.json").exists():
             raise ProviderError(f"the host {host.id} is gone")
         (home / "sky_workdir").mkdir(parents=True, exist_ok=True)
-        await start_local_agent(self._bundle(), home, host.address, host_environment(host))
+        environment = await asyncio.to_thread(host_environment, host)
+        await start_local_agent(self._bundle(), home, host.address, environment)
 
     def _bundle(self) -> Path:
         """The agent's one file, named by its content: a new version never changes under a running agent."""
