@@ -43,6 +43,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "train": ("podway.cli.train:command", "Train or fine-tune a language model.", MODELS),
     "serve": ("podway.cli.serve:command", "Serve a model with an OpenAI-compatible API.", MODELS),
     "bench": ("podway.cli.bench:command", "Measure running systems.", MODELS),
+    "gateway": ("podway.cli.gateway:command", "Pass requests for models and services to their replicas.", MODELS),
     "login": ("podway.cli.login:command", "Use a team's server.", SERVER),
     "logout": ("podway.cli.logout:command", "Go back to this machine's own server.", SERVER),
     "server": ("podway.cli.server:command", "Run a server, or look after the one of this machine.", SERVER),

@@ -1,0 +1,103 @@
+"""What the gateway may do: services with their replicas, and who may use them. Frozen; a change is a new table.
+
+The server makes the table and the gateway only reads it, from the server or, while that is away, from the file that keeps the
+last one. Keys are known by their SHA-256 alone, so the file holds nothing that opens a door.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+
+class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One replica that takes traffic."""
+
+    id: str
+    address: str  # 'host:port', or 'unix:/path' of a socket that leads to it
+    weight: float = 1.0  # share of traffic beside the others; a canary has less than 1
+    revision: int = 1
+
+
+class RequestLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """At most `rps` requests a second under a path, for each client address or value of a header."""
+
+    prefix: str = "/"
+    header: str | None = None  # None: by the client's address
+    rps: float
+    burst: int = 0
+
+
+class RoutedService(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One service: how requests find it, and the replicas behind it."""
+
+    name: str
+    backends: tuple[Backend, ...] = ()
+    model: str | None = None  # requests of the OpenAI API that name it come here
+    model_prefix: str = "/v1"  # where the replica has its OpenAI API
+    hosts: tuple[str, ...] = ()  # host names that stand for it
+    auth: bool = True
+    strip_prefix: bool = True
+    limits: tuple[RequestLimit, ...] = ()
+    hold_s: float = 0.0  # how long a request waits for a first replica; 0: it is refused at once
+    created: float = 0.0
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who has a key, and how much of what they may use."""
+
+    user: str
+    services: tuple[str, ...] | None = None  # None: all
+    requests_per_minute: float | None = None
+    tokens_per_day: int | None = None
+
+
+class RouteTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything at once; `version` grows with each change."""
+
+    version: int = 0
+    services: tuple[RoutedService, ...] = ()
+    keys: dict[str, ApiKey] = {}  # SHA-256 of the key, in hex
+
+
+class Routes:
+    """A table with its indexes: what each request looks up."""
+
+    def __init__(self, table: RouteTable = RouteTable()) -> None:
+        self.table = table
+        self.by_name = {service.name: service for service in table.services}
+        self.by_host = {host.lower(): service for service in table.services for host in service.hosts}
+        # Of two services with the same model the newest answers, as people expect after a second deployment.
+        newest = sorted(table.services, key=lambda service: service.created)
+        self.by_model = {service.model: service for service in newest if service.model}
+
+    def key(self, token: str) -> ApiKey | None:
+        """Who holds this key."""
+        return self.table.keys.get(digest(token))
+
+    def models(self, key: ApiKey | None) -> Iterator[RoutedService]:
+        """The services with a model that this caller may use."""
+        return (one for one in self.by_model.values() if allows(one, key))
+
+
+Refusal = Literal["no-key", "other-service"]
+
+
+def refusal(service: RoutedService, key: ApiKey | None) -> Refusal | None:
+    """Why a caller may not use a service, or None."""
+    if not service.auth:
+        return None
+    if key is None:
+        return "no-key"
+    return None if key.services is None or service.name in key.services else "other-service"
+
+
+def allows(service: RoutedService, key: ApiKey | None) -> bool:
+    """Whether a caller may use a service."""
+    return refusal(service, key) is None
+
+
+def digest(token: str) -> str:
+    """How a key is known to the table."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,229 @@
+"""The side towards replicas: connections that are kept and used again, one request at a time on each.
+
+A `ReplicaConnection` parses what a replica answers and hands it to the `Receiver` of the request that is on it. A connection is
+used again when the answer ended as HTTP says it should; in every other case it is closed, which also tells the replica that
+nobody waits any more.
+"""
+
+import asyncio
+from typing import Any, Protocol, cast
+
+import httptools
+
+from podway.gateway.wire import Header
+
+CONNECT_S = 5.0
+MOST_IDLE = 256  # for each replica
+
+
+class Receiver(Protocol):
+    """What takes an answer. Each is called from the event loop, and none may block."""
+
+    def on_head(self, status: int, reason: bytes, headers: list[Header], connection: "ReplicaConnection") -> None:
+        """The head is there."""
+
+    def on_body(self, data: bytes) -> None:
+        """The next part of the body."""
+
+    def on_end(self) -> None:
+        """The answer is complete."""
+
+    def on_lost(self, why: str) -> None:
+        """The connection broke before the answer was complete."""
+
+    def on_tunnel(self, data: bytes) -> None:
+        """Bytes of another protocol, after an upgrade."""
+
+
+class ReplicaConnection(asyncio.Protocol):
+    """One connection to a replica."""
+
+    def __init__(self, pool: "Pool", address: str) -> None:
+        self.pool = pool
+        self.address = address
+        self.transport: asyncio.Transport | None = None
+        self.answered = False  # something came for the request that is on it
+        self.is_tunnel = False
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self._receiver: Receiver | None = None
+        self._parser: Any = None
+        self._reason = b""
+        self._headers: list[Header] = []
+        self._bodiless = False
+        self._to_the_end = False  # the answer ends with the connection
+
+    # towards the replica
+
+    def send(self, receiver: Receiver, head: bytes, *, bodiless: bool) -> None:
+        """Begin a request; `bodiless`: the answer has no body whatever it says (HEAD)."""
+        assert self.transport is not None
+        self._receiver, self._bodiless = receiver, bodiless
+        self._parser = httptools.HttpResponseParser(self)
+        self.answered = False
+        self.transport.write(head)
+
+    async def write(self, data: bytes) -> None:
+        """More of the request, no faster than the replica takes it."""
+        if self.transport is not None:
+            self.transport.write(data)
+            await self.writable.wait()
+
+    def write_now(self, data: bytes) -> None:
+        """Bytes of a tunnel."""
+        if self.transport is not None:
+            self.transport.write(data)
+
+    @property
+    def idle(self) -> bool:
+        """No request is on it."""
+        return self._receiver is None
+
+    def hold(self) -> None:
+        """Read no more for now: the client is slower than the replica."""
+        if self.transport is not None:
+            self.transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Read again."""
+        if self.transport is not None:
+            self.transport.resume_reading()
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._receiver = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    # asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        self.writable.set()
+        self.pool.forget(self)
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
+            return
+        if self._to_the_end and error is None:
+            receiver.on_end()
+        else:
+            receiver.on_lost(str(error) if error else "the replica closed the connection")
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        if receiver is None:
+            self.abandon()  # an answer that nobody asked for: the replica does not speak HTTP as we do
+            return
+        self.answered = True
+        if self.is_tunnel:
+            receiver.on_tunnel(data)
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self.is_tunnel = True
+            if rest := data[upgrade.args[0] :]:
+                receiver.on_tunnel(rest)
+        except httptools.HttpParserError as error:
+            if self._receiver is receiver:
+                self.abandon()
+                receiver.on_lost(f"the replica's answer is not HTTP: {error}")
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        self._reason, self._headers = b"", []
+
+    def on_status(self, status: bytes) -> None:
+        self._reason += status
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._receiver is None or (100 <= status < 200 and status != 101):
+            return  # "continue" and its like concern this connection alone
+        names = {name for name, _ in self._headers}
+        bodiless = self._bodiless or status in (204, 304)
+        self._to_the_end = not bodiless and not names & {b"content-length", b"transfer-encoding"} and status != 101
+        self._receiver.on_head(status, self._reason, self._headers, self)
+        if self._bodiless:
+            self._finish(keep=False)
+
+    def on_body(self, data: bytes) -> None:
+        if self._receiver is not None:
+            self._receiver.on_body(data)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            return
+        self._finish(keep=self._parser.should_keep_alive() and not self._to_the_end)
+
+    def _finish(self, *, keep: bool) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is None:
+            return
+        if keep:
+            self.go_on()
+            self.pool.give_back(self)
+        elif self.transport is not None:
+            self.transport.close()
+        receiver.on_end()
+
+
+class Pool:
+    """Connections that wait for their next request, by replica."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, list[ReplicaConnection]] = {}
+
+    async def connect(self, address: str, *, fresh: bool = False) -> tuple[ReplicaConnection, bool]:
+        """(a connection to a replica, whether it was used before)."""
+        idle = self._idle.get(address)
+        if idle and not fresh:
+            return idle.pop(), True
+        loop = asyncio.get_running_loop()
+        connection = ReplicaConnection(self, address)
+        async with asyncio.timeout(CONNECT_S):
+            if address.startswith("unix:"):
+                await loop.create_unix_connection(lambda: connection, address.removeprefix("unix:"))
+            else:
+                host, _, port = address.rpartition(":")
+                await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+        return connection, False
+
+    def give_back(self, connection: ReplicaConnection) -> None:
+        """The connection may be used again."""
+        idle = self._idle.setdefault(connection.address, [])
+        if len(idle) < MOST_IDLE and connection.transport is not None and not connection.transport.is_closing():
+            idle.append(connection)
+        elif connection.transport is not None:
+            connection.transport.close()
+
+    def forget(self, connection: ReplicaConnection) -> None:
+        """The connection is gone."""
+        idle = self._idle.get(connection.address)
+        if idle and connection in idle:
+            idle.remove(connection)
+
+    def keep(self, addresses: set[str]) -> None:
+        """Close what leads to replicas that are no more."""
+        for address in set(self._idle) - addresses:
+            for connection in self._idle.pop(address):
+                if connection.transport is not None:
+                    connection.transport.close()
+
+    def close(self) -> None:
+        """Close everything that waits."""
+        self.keep(set())
