@@ -35,8 +35,8 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     # What follows the name in `--infra NAME/…`: a Google Cloud region and zone, a region and zone, or one word of its own
     # (the pool, the context).
     place: Literal["google-zone", "zone", "word"] = "zone"
-    # Which of image, python, disk, volumes, buckets, replicas, priority it does for real; own-identity: its hosts reach buckets
-    # as themselves.
+    # Which of image, python, disk, ports, volumes, buckets, replicas, dev, forwarding, priority it does for real; own-identity: its
+    # hosts reach buckets as themselves.
     capabilities: frozenset[str] = frozenset()
     variables: tuple[
         str, ...
@@ -53,7 +53,7 @@ _ROWS = (
         opens="podway.providers.gcp.provider:open_provider",
         extra="gcp",
         place="google-zone",
-        capabilities=frozenset({"disk", "buckets", "own-identity"}),
+        capabilities=frozenset({"disk", "ports", "buckets", "own-identity"}),
         variables=(
             "PODWAY_GCP_PROJECT",
             "PODWAY_GCP_ZONES",

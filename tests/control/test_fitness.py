@@ -2,11 +2,14 @@
 
 import pytest
 
-from podway.control.fitness import remarks
+from podway.control.fitness import forecast, remarks
+from podway.provider_table import row_of
 from podway.task.task import (
     Bucket,
+    DevEnvironment,
     FileMount,
     LocalDir,
+    Placement,
     Recovery,
     Resources,
     ServiceSpec,
@@ -21,6 +24,9 @@ NOTED = {
     "disk": Task(resources=(Resources(disk_gb=300),)),
     "priority": Task(priority=5),
     "replicas": Task(kind="service", service=ServiceSpec(port=8000)),
+    "dev": Task(kind="dev-environment", dev=DevEnvironment(ide="vscode", inactivity_s=60)),
+    "forwarding": Task(ports=("8080:80",)),
+    "ports": Task(resources=(Resources(ports=("80",)),)),
 }
 
 
@@ -60,3 +66,21 @@ def test_a_simulated_host_has_no_root_of_its_own() -> None:
 def test_a_plain_task_has_no_remarks() -> None:
     found = remarks(Task(run="true"), NOTHING, simulated=True)
     assert found.refusal is None and found.notes == ()
+
+
+def test_check_says_what_launch_says() -> None:
+    task = Task(resources=(Resources(image="docker:x", placement=Placement(provider="ssh")),), python="3.12")
+    assert forecast(task) == remarks(task, row_of("ssh").capabilities, simulated=False).notes
+
+
+def test_what_holds_for_some_is_said_with_their_names() -> None:
+    said = forecast(Task(resources=(Resources(disk_gb=100),)))
+    assert said == ("on local, ssh: disk_size has no effect here: the hosts have the disks they have",)
+
+
+def test_what_a_launch_refuses_is_said_before() -> None:
+    task = Task(file_mounts=(FileMount(target="/data", source=LocalDir(path="/x")),))
+    (line,) = forecast(task)
+    assert line.startswith("on local: launch refuses it: file_mounts /data")
+    gke = Task(resources=(Resources(placement=Placement(provider="gke")),))
+    assert forecast(gke) == ("there is no provider 'gke' in this version: launch refuses it",)

@@ -7,6 +7,7 @@ import msgspec
 
 from podway.cli.options import output_option
 from podway.cli.task_options import task_options
+from podway.control.fitness import forecast
 from podway.task.environment import Overrides
 from podway.task.explain import explain
 from podway.task.read import read_task, read_task_text
@@ -33,6 +34,7 @@ def command(file: str | None, output: str, as_schema: bool, overrides: Overrides
         task = read_task_text(sys.stdin.buffer.read(), overrides=overrides)
     else:
         task = read_task(file, overrides=overrides)
+    task = msgspec.structs.replace(task, notes=(*task.notes, *forecast(task)))
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(without_secrets(task)), indent=2))
     else:

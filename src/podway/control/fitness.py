@@ -6,6 +6,7 @@ A provider says in `capabilities` which of these it does for real; nothing a tas
 import msgspec
 
 from podway.errors import UserError
+from podway.provider_table import ProviderRow, provider_rows, row_of
 from podway.task.task import Bucket, Task
 
 
@@ -22,6 +23,33 @@ def remarks(task: Task, capabilities: frozenset[str], *, simulated: bool, setup:
     if refusal is None and simulated:
         refusal = _path_refusal(task)
     return Remarks(refusal=refusal, notes=tuple(_notes(task, capabilities, simulated, setup)))
+
+
+def places_of(task: Task) -> list[ProviderRow]:
+    """The providers that a launch of this task may ask: those it names, else all."""
+    names = {one.placement.provider for one in task.resources}
+    if None in names:
+        return list(provider_rows().values())
+    return [row_of(name) for name in sorted(name for name in names if name is not None)]
+
+
+def forecast(task: Task) -> tuple[str, ...]:
+    """What a launch would say of this task wherever it may go, in the words the launch itself uses.
+
+    What holds for every provider is said once, what holds for some with their names.
+    """
+    said: dict[str, list[str]] = {}
+    rows = places_of(task)
+    for row in rows:
+        found = remarks(task, row.capabilities, simulated=row.simulated)
+        lines = list(found.notes)
+        if not row.opens:
+            lines = [f"there is no provider {row.name!r} in this version: launch refuses it"]
+        elif found.refusal is not None:
+            lines.insert(0, f"launch refuses it: {found.refusal.what}; {found.refusal.hint}")
+        for line in lines:
+            said.setdefault(line, []).append(row.name)
+    return tuple(line if len(names) == len(rows) else f"on {', '.join(names)}: {line}" for line, names in said.items())
 
 
 def _bucket_refusal(task: Task, capabilities: frozenset[str]) -> UserError | None:
@@ -56,6 +84,25 @@ def _path_refusal(task: Task) -> UserError | None:
     return None
 
 
+def _unattended(task: Task, capabilities: frozenset[str], simulated: bool) -> list[str]:
+    """What a task says of how people and requests reach it."""
+    notes = []
+    if task.service is not None and "replicas" not in capabilities:
+        notes.append(
+            f"the service runs as one replica, on port {task.service.port} of its hosts: replicas, probes, scaling, rate limits, "
+            "authentication and the model's name have no effect"
+        )
+    if task.dev is not None and "dev" not in capabilities:
+        notes.append("ide and inactivity_duration have no effect: open a shell on the hosts with podway ssh")
+    if task.ports and "forwarding" not in capabilities:
+        notes.append("ports are not forwarded to this machine: use the hosts' own addresses, or ssh -L")
+    if any(one.ports for one in task.resources) and "ports" not in capabilities and not simulated:
+        notes.append("ports are not opened here: the hosts' own firewall decides")
+    if any((one.cpus or one.memory) and one.accelerator is None for one in task.resources):
+        notes.append("cpus and memory choose no machine: name one with instance_type")
+    return notes
+
+
 def _notes(task: Task, capabilities: frozenset[str], simulated: bool, setup: bool) -> list[str]:
     notes = []
     images = sorted({resources.image for resources in task.resources if resources.image})
@@ -73,8 +120,7 @@ def _notes(task: Task, capabilities: frozenset[str], simulated: bool, setup: boo
         )
     if any(isinstance(mount.source, Bucket) and not mount.source.persistent for mount in task.file_mounts):
         notes.append("persistent: false has no effect: Podway never deletes a bucket")
-    if task.service is not None and "replicas" not in capabilities:
-        notes.append(f"the service runs as one replica, on port {task.service.port} of its hosts")
+    notes += _unattended(task, capabilities, simulated)
     if simulated and any(resources.spot != "no" for resources in task.resources):
         notes.append("spot has no effect: a simulated slice is never preempted")
     return notes
