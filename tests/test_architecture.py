@@ -19,6 +19,7 @@ LAYERS = {
     "facts": (
         "errors",
         "extras",
+        "version",
         "crash",
         "decoding",
         "files",

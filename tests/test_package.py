@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 
 from podway.cli.index import VERBS
 from podway.extras import EXTRAS
+from podway.version import __version__
 from tests.conftest import processes_of, wait_until
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +125,7 @@ def test_the_metadata_tells_what_an_index_shows(wheel: Path) -> None:
     }
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
     assert metadata["Keywords"] and metadata["Summary"] and metadata["Requires-Python"] == ">=3.11"
-    assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_source_archive_has_what_the_wheel_is_built_from(tmp_path: Path) -> None:

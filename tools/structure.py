@@ -138,7 +138,7 @@ def main() -> int:
         passed = value <= limit
         bad += not passed
         print(f"{'ok ' if passed else 'BAD'}  {value:>6}  (at most {limit})  {title}")
-        if places and (detail or not passed) and title != "uses of Any" or (places and detail):
+        if (places and (detail or not passed) and title != "uses of Any") or (places and detail):
             items = places.items() if isinstance(places, dict) else enumerate(places, 1)
             for name, what in items:
                 print(f"        {name}: {what if not isinstance(what, list) else ', '.join(what)}")

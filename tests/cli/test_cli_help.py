@@ -81,6 +81,7 @@ def test_help_and_version_import_no_verb(arguments: list[str]) -> None:
         "podway.cli.main",
         "podway.cli.index",
         "podway.errors",
+        "podway.version",
     }
     assert not loaded & {"msgspec", "http.client", "yaml", "rich", "json", "subprocess"}
 

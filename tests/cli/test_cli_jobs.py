@@ -34,7 +34,7 @@ def test_logs_of_the_latest_job_to_its_end(run: Run, demo: Stub) -> None:
         "(task, pid=5) hello",
         "ERROR: Job 2 failed: run on head (rank 0, 127.20.0.1) exited with code 3 (status: FAILED)",
     ]
-    assert demo.asked("GET", WATCH) == [{"follow": "true", "tail": "0", "event": "0"}]
+    assert demo.asked("GET", WATCH) == [{"tail": "0", "event": "0"}]
     assert run("attach", "demo") == result
 
 

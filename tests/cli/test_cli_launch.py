@@ -220,7 +220,7 @@ def test_files_go_up_once(run: Run, stub: Stub, here: Path) -> None:
 
 
 def test_packs_are_bounded(run: Run, stub: Stub, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podway.cli.uploading.PACK_BYTES", 100_000)
+    monkeypatch.setattr("podway.server.uploading.PACK_BYTES", 100_000)
     for number in range(6):
         (here / f"{number}.bin").write_bytes(bytes([number]) * 40_000)
     run("launch", "-d", "-c", "demo", "--workdir", ".", "true")

@@ -51,7 +51,7 @@ def test_killed_while_cancelling(pod: Podway, victim: str) -> None:
     strike(pod, victim)
     assert pod.finished("c", 1) in ("CANCELLED", "FAILED")
     assert nothing_runs(pod)
-    again = pod.client.execute("c", task("echo next"))
+    again = pod.client.exec("c", task("echo next"))
     assert pod.finished("c", again.job or 0) == "SUCCEEDED"
     pod.down("c")
 

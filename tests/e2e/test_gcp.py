@@ -151,7 +151,7 @@ def test_a_host_cut_off_and_an_sshd_killed_cost_no_line(pod: Podway, cloud: Runn
     podway(pod, "launch", "-y", "-c", "c", "--infra", "gcp", "--zone", EAST, "--tpus", "v6e-16")
     wait_until(lambda: pod.client.cluster("c").state == "UP", 60, "the cluster")
     node = pod.client.cluster("c").hosts[0].tpu_name
-    job = pod.client.execute("c", Task(run=counting("run", 200, pause=0.05))).job
+    job = pod.client.exec("c", Task(run=counting("run", 200, pause=0.05))).job
     assert job is not None
     wait_until(lambda: "line 20" in pod.log_text("c", job, follow=False), 30, "the first lines")
     cloud.command("POST", "partition", {"node": node, "workers": [2]})

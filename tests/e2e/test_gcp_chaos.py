@@ -80,7 +80,7 @@ class Chaos:
             self.launched += 1
 
     def execute(self, number: int) -> None:
-        self.pod.client.execute(self._name(), Task(run=f"echo deed {number}"))
+        self.pod.client.exec(self._name(), Task(run=f"echo deed {number}"))
 
     def cancel(self, number: int) -> None:
         self.pod.client.cancel(self._name())
@@ -148,7 +148,7 @@ class Chaos:
         owners = {one["labels"].get("podway-cluster") for one in self.living() if one["labels"]}
         assert owners <= up, f"the cloud has {owners}, Podway shows {up}"
         for name in sorted(up):
-            job = self.pod.client.execute(name, Task(run="echo alive on $PODWAY_NUM_HOSTS")).job
+            job = self.pod.client.exec(name, Task(run="echo alive on $PODWAY_NUM_HOSTS")).job
             assert job is not None
             assert self.pod.finished(name, job, 60) == "SUCCEEDED"
         for name in sorted(up):

@@ -66,7 +66,7 @@ def test_queue_is_first_come_first_served_and_one_at_a_time(pod: Podway) -> None
     command = "echo start >> ~/order; sleep 0.8; echo end >> ~/order"
     pod.client.launch(task(command), cluster="c")
     for _ in range(3):
-        pod.client.execute("c", task(command))
+        pod.client.exec("c", task(command))
     beside = pod.client.run("c", "echo beside")
     assert pod.finished("c", beside.job or 0) == "SUCCEEDED"
     assert pod.client.job("c", 4).state == "PENDING"
@@ -79,7 +79,7 @@ def test_queue_is_first_come_first_served_and_one_at_a_time(pod: Podway) -> None
 def test_a_waiting_job_can_be_cancelled(pod: Podway) -> None:
     pod.start()
     pod.client.launch(task("sleep 1000", stop_duration_s=1), cluster="c")
-    second = pod.client.execute("c", task("touch ~/never")).job or 0
+    second = pod.client.exec("c", task("touch ~/never")).job or 0
     pod.client.cancel("c", [second])
     assert pod.finished("c", second) == "CANCELLED"
     assert pod.client.job("c", 1).state in ("RUNNING", "SETTING_UP", "PENDING")
@@ -174,12 +174,12 @@ def test_two_servers_on_one_database_do_not_act_twice(pod: Podway, tmp_path: Pat
         theirs = _client_of(other.home)
         pod.client.launch(task("echo once >> ~/count"), cluster="c")
         for number in range(2, 6):
-            (theirs if number % 2 else pod.client).execute("c", task("echo once >> ~/count"))
+            (theirs if number % 2 else pod.client).exec("c", task("echo once >> ~/count"))
         wait_until(lambda: all(j.ended for j in theirs.jobs("c")), 60, "the jobs")
         assert [j.state for j in pod.client.jobs("c")] == ["SUCCEEDED"] * 5
         assert (pod.home / "local" / "c" / "host-0" / "count").read_text().split() == ["once"] * 5
         pod.kill_server()
-        sixth = theirs.execute("c", task("echo after"))
+        sixth = theirs.exec("c", task("echo after"))
         wait_until(lambda: theirs.job("c", sixth.job or 0).state == "SUCCEEDED", 60, "the other server")
         theirs.down("c")
         wait_until(lambda: theirs.clusters() == [], 60, "down")
@@ -222,10 +222,10 @@ def test_a_task_without_chips_runs_beside_the_one_that_has_them(pod: Podway) -> 
     pod.start()
     pod.client.launch(task("touch ~/serving; sleep 1000", stop_duration_s=1), cluster="c")
     wait_until(lambda: pod.client.job("c", 1).state == "RUNNING")
-    beside = pod.client.execute("c", Task(run="ls ~/serving; [ $PODWAY_RANK = 0 ] && exit 3; sleep 1000"))
+    beside = pod.client.exec("c", Task(run="ls ~/serving; [ $PODWAY_RANK = 0 ] && exit 3; sleep 1000"))
     assert pod.finished("c", beside.job or 0) == "FAILED"
     assert pod.client.job("c", 1).state == "RUNNING"
-    waits = pod.client.execute("c", task("echo next"))
+    waits = pod.client.exec("c", task("echo next"))
     assert pod.client.job("c", waits.job or 0, wait=1).state == "PENDING"
     pod.client.cancel("c", [1])
     assert pod.finished("c", waits.job or 0) == "SUCCEEDED"

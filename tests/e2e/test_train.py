@@ -51,7 +51,7 @@ def test_a_killed_rank_resumes_bit_equal(pod: Podway, tmp_path: Path) -> None:
     pod.client.launch(training(whole, cache), cluster="c")
     assert pod.finished("c", 1, 300) == "SUCCEEDED", pod.log_text("c", 1)[-3000:]
 
-    pod.client.execute("c", training(broken, cache, pause=0.3))
+    pod.client.exec("c", training(broken, cache, pause=0.3))
     wait_until(
         lambda: len(journal(broken)) > SAVED_EVERY + 1 and saved(broken) != [], 300, "a few steps and a checkpoint"
     )
@@ -64,7 +64,7 @@ def test_a_killed_rank_resumes_bit_equal(pod: Podway, tmp_path: Path) -> None:
     assert SAVED_EVERY < reached < STEPS
     assert reached - last < 2 * SAVED_EVERY  # one checkpoint may have been on its way
 
-    pod.client.execute("c", training(broken, cache))
+    pod.client.exec("c", training(broken, cache))
     assert pod.finished("c", 3, 300) == "SUCCEEDED", pod.log_text("c", 3)[-3000:]
     assert f"resumed from step {last} in" in pod.log_text("c", 3)
     unbroken = {row["step"]: row for row in journal(whole)}

@@ -1,6 +1,6 @@
 """Which buckets a task has, what goes into them first, and what is said when a host cannot have one."""
 
-from podway.cli.uploading import sources
+from podway.server.uploading import sources
 from podway.storage.attach import bucket_mounts, told
 from podway.storage.render import MOUNTED
 from podway.task.task import Bucket, FileMount, LocalDir, Task

@@ -267,7 +267,7 @@ def _one_cluster(client: Client, pid: int, count: int) -> list[tuple[str, str, f
     _watch(client, "all", job or 0)
     command = time.perf_counter() - begun
     cpu.append(server_cpu(pid))
-    job = client.execute("all", _task(slices, "hold 600")).job
+    job = client.exec("all", _task(slices, "hold 600")).job
     _until(lambda: client.job("all", job or 0).state == "RUNNING")
     cpu.append(server_cpu(pid))
     begun = time.perf_counter()

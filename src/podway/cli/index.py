@@ -9,7 +9,7 @@ import os
 
 import click
 
-from podway import __version__
+from podway.version import __version__
 
 RUN, CLUSTERS, FACTS, MODELS, SERVER = "Run", "Clusters", "Facts", "Models", "Podway itself"
 

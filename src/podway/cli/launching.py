@@ -14,13 +14,13 @@ from podway.cli.choosing import until
 from podway.cli.screen import LAST, MORE, Screen
 from podway.cli.sizing import warn_misfit
 from podway.cli.tables import table
-from podway.cli.uploading import upload
 from podway.cli.watching import Story, follow, tell_end
 from podway.control.records import ENDED
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.quantities import format_count
 from podway.server.api import Frame, LaunchReply, OfferView, PreviewReply
 from podway.server.client import Client
+from podway.server.uploading import upload
 from podway.task.task import Task
 
 OFFERS_SHOWN = 10
@@ -66,7 +66,7 @@ def submit(cluster: str, task: Task, interaction: Interaction) -> int:
     with Screen(err=interaction.json) as screen:
         tell_notes(task)
         files = upload(client, screen, task, mounts=False)
-        reply = client.execute(cluster, task, files)
+        reply = client.exec(cluster, task, files=files)
         for note in reply.notes:
             click.echo(f"Note: {note}", err=True)
         return _see_through(client, screen, reply, interaction)

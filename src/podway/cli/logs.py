@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -50,35 +49,20 @@ def command(
     client = Client()
     if status:
         ctx.exit(_tell_status(client, cluster, job))
-    number = job or _latest(client, cluster)
+    number = job or client.latest(cluster)
     with Screen() as screen:
         if sync_down is not None:
             _save(client, screen, cluster, number, Path(sync_down).expanduser())
             return
-        # A word, not False: the client leaves out what is false, and the server follows unless told not to.
-        options: dict[str, Any] = {
-            "follow": "true" if keep else "false",
-            "tail": tail,
-            "rank": rank,
-            "raw": raw,
-            "timestamps": timestamps,
-        }
         screen.wait(f"Waiting for output of job {number} on {cluster}")
-        end = follow(client, screen, cluster, number, **options)
+        end = follow(client, screen, cluster, number, follow=keep, tail=tail, rank=rank, raw=raw, timestamps=timestamps)
         if keep:
             ctx.exit(tell_end(screen, number, end))
 
 
-def _latest(client: Client, cluster: str) -> int:
-    jobs = client.jobs(cluster, limit=1)
-    if not jobs:
-        raise UserError(f"cluster {cluster} has no jobs", f"submit one: podway exec {cluster} FILE", status=404)
-    return jobs[-1].number
-
-
 def _tell_status(client: Client, cluster: str, number: int | None) -> int:
     try:
-        job = client.job(cluster, number or _latest(client, cluster))
+        job = client.job(cluster, number)
     except UserError as error:
         if error.status != 404:
             raise

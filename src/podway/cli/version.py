@@ -2,7 +2,7 @@
 
 import click
 
-from podway import __version__
+from podway.version import __version__
 
 
 @click.command(name="version")

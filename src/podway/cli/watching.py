@@ -3,12 +3,12 @@
 Ctrl-C ends the watching and never the job; the line it leaves says how to come back and how to cancel.
 """
 
-from typing import Any
+from typing import Unpack
 
 from podway.cli.screen import LAST, MORE, Screen
 from podway.errors import UserError
 from podway.server.api import Frame
-from podway.server.client import Client
+from podway.server.client import Client, LogKeywords
 
 # As SkyPilot's `logs --status` has them.
 SUCCEEDED, FAILED, NOT_FINISHED, NOT_FOUND, CANCELLED = 0, 100, 101, 102, 103
@@ -69,10 +69,12 @@ class Story:
         self.screen.wait(f"Waiting for job {self.job} to start")
 
 
-def follow(client: Client, screen: Screen, cluster: str, job: int, story: Story | None = None, **options: Any) -> Frame:
-    """Show a job until it ends (or, with follow="false", until what is there is shown); the end."""
+def follow(
+    client: Client, screen: Screen, cluster: str, job: int, story: Story | None = None, **keywords: Unpack[LogKeywords]
+) -> Frame:
+    """Show a job until it ends (or, with follow=False, until what is there is shown); the end."""
     try:
-        for frame in client.watch(cluster, job, colour=screen.colour, **options):
+        for frame in client.watch(cluster, job, colour=screen.colour, **keywords):
             if frame.kind == "log":
                 if story:
                     story.start()

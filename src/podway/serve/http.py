@@ -20,7 +20,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from podway import __version__
 from podway.errors import UserError
 from podway.serve.admission import AdmittedRequest, Service, admit_chat, admit_completion, checked_messages
 from podway.serve.openai import ChatBody, CompletionBody, DetokenizeBody, RequestError, TokenizeBody, error_body, read
@@ -35,6 +34,7 @@ from podway.serve.responses import (
     usage,
 )
 from podway.serve.tools import calls_in, may_be_call
+from podway.version import __version__
 
 MAX_BYTES = 32 << 20
 _OPEN = ("/health", "/metrics", "/version", "/openapi.json")

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from podway import __version__
 from podway.serve.admission import ROLES
 from podway.serve.openai import MAX_CHOICES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from podway.version import __version__
 
 _POSTS: dict[str, tuple[type[Any], str]] = {
     "/v1/completions": (CompletionBody, "Continue a text."),

@@ -1,93 +1,252 @@
-"""`Client`: the verbs over HTTP, for the CLI and for Python programs.
+"""`Client`: everything the command line does, for Python programs and for the command line itself.
 
-A client talks to the team's server when there was a `podway login`, else to this machine's own, which it starts when none runs.
-HTTP is spoken by `http1.py`, which starts ten times faster than the standard library's client; https goes through that one.
+A client talks to the team's server when there was a `podway login`, else to this machine's own, which it starts when none runs
+(`connection.py`). HTTP is spoken by `http1.py`, which starts ten times faster than the standard library's client; https goes
+through that one. `AsyncClient` (`async_client.py`) has the same methods.
 
-    client = podway.Client()
-    launched = client.launch(task, cluster="demo")
-    for frame in client.watch("demo", launched.job): ...
+    with podway.Client() as client:
+        launched = client.launch("task.yaml", cluster="demo")
+        for line in client.logs("demo", launched.job):
+            print(line, end="")
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack, cast
 
 import msgspec
 
-from podway.control.records import default_name
-from podway.decoding import from_json, json_decoder
+from podway.control.records import ENDED, default_name
+from podway.decoding import json_decoder
 from podway.errors import UserError
-from podway.home import home
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.server import api
-from podway.server.http1 import Response, request
+from podway.server.connection import ClientClosed, Connection, NoServer
 
 if TYPE_CHECKING:
     from podway.hosts.manifest import FileTree
     from podway.task.task import Autostop, Task
 
-T = TypeVar("T")
+    TaskSource = Task | Mapping[str, object] | str | os.PathLike[str]
 RECONNECT_S = 60.0
+POLL_S = (0.05, 1.0)  # soon at first, then seldom
+LONG_POLL_S = 30.0
 
 
-class Unreachable(Exception):
-    """No server answers at the address we have."""
+class TaskKeywords(TypedDict, total=False):
+    """What may be changed of a task while it is read, as the options of `podway launch` and `podway exec` do."""
+
+    name: str | None  # of the job
+    tpus: str | None  # slice type, such as v6e-16
+    num_nodes: int | None  # slices
+    use_spot: bool | None
+    infra: str | None  # cloud[/region[/zone]], or local
+    workdir: str | os.PathLike[str] | None
+    env: Mapping[str, str]
+    secrets: Mapping[str, str]  # masked in logs, encrypted at rest
+
+
+class LaunchKeywords(TaskKeywords, total=False):
+    """The same, and the fields of `LaunchOptions`."""
+
+    cluster: str | None  # to create or reuse; None: a new name
+    provider: str | None
+    setup: bool
+    autostop: Autostop | None
+    retry_until_up: bool
+    valid_until_s: float | None
+
+
+class LogKeywords(TypedDict, total=False):
+    """Which part of a job's output, and how it is shown."""
+
+    follow: bool  # to the end of the job; False: what there is now
+    tail: int  # only the last lines of what there is; 0: all
+    rank: int | None  # one host's output
+    raw: bool  # every host's copy of lines that are alike
+    timestamps: bool  # the time (UTC) before each line
 
 
 class Client:
-    """See the module docstring. Every method raises UserError with what to do when it cannot."""
+    """See the module docstring. Every method raises UserError, with what to do, when it cannot do what it is asked."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        self._place = home()
-        self._fixed = (url, token or "") if url else None
-        self._known: tuple[str, str] | None = None
+        self._connection = Connection(url, token)
+        self._call = self._connection.call
 
-    # verbs
+    def __enter__(self) -> Self:
+        return self
 
-    def info(self) -> api.InfoReply:
-        """Which server, and who you are to it."""
-        return self._call("GET", "/v1/info", api.InfoReply)
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the streams that are open; from another thread too. Jobs go on."""
+        self._connection.close()
+
+    def fork(self) -> Client:
+        """Another client of the same server, closed on its own."""
+        other = Client()
+        other._connection = self._connection.fork()
+        other._call = other._connection.call
+        return other
+
+    # launching
+
+    def request(self, task: TaskSource, **keywords: Unpack[LaunchKeywords]) -> LaunchRequest:
+        """A launch as one value, to preview and to submit. `task`: a task file's path, its content as a dict, or a Task."""
+        ours = {key: value for key, value in keywords.items() if key in LaunchOptions.__struct_fields__}
+        others = {key: value for key, value in keywords.items() if key not in ours}
+        options = msgspec.structs.replace(LaunchOptions(), **ours)
+        return LaunchRequest(task=_read(task, **cast("TaskKeywords", others)), options=options)
 
     def preview(self, request: LaunchRequest) -> api.PreviewReply:
-        """What a launch would do."""
+        """What a launch would do: the offers, the chosen one, and the exact request."""
         return self._call("POST", "/v1/preview", api.PreviewReply, request)
 
-    def launch(self, task: Task, *, files: tuple[FileTree, ...] = (), **options: Any) -> api.LaunchReply:
-        """Create or reuse a cluster and queue the task on it; returns at once. `options`: the fields of LaunchOptions."""
-        return self.submit(LaunchRequest(task=task, files=files, options=LaunchOptions(**options)))
+    def launch(
+        self,
+        task: TaskSource,
+        *,
+        files: tuple[FileTree, ...] | None = None,
+        **keywords: Unpack[LaunchKeywords],
+    ) -> api.LaunchReply:
+        """Create or reuse a cluster, upload the task's files and queue it there; returns at once. `files`: uploaded before."""
+        request = self.request(task, **keywords)
+        trees = self._upload(request.task) if files is None else files
+        return self.submit(msgspec.structs.replace(request, files=trees))
 
     def submit(self, request: LaunchRequest) -> api.LaunchReply:
-        """The same for a request that was previewed."""
+        """Launch exactly this request; its files have been uploaded."""
         # The name and the request's id are chosen here, so that a request sent twice creates one cluster and one job.
         name = request.options.cluster or default_name(os.environ.get("USER", ""))
         options = msgspec.structs.replace(request.options, cluster=name)
         request = msgspec.structs.replace(request, options=options, request_id=request.request_id or _request_id())
         return self._call("POST", "/v1/launch", api.LaunchReply, request)
 
-    def execute(self, cluster: str, task: Task, files: tuple[FileTree, ...] = ()) -> api.LaunchReply:
-        """Queue a task on a cluster that is up."""
-        return self._call(
-            "POST",
-            f"{_at(cluster)}/jobs",
-            api.LaunchReply,
-            api.ExecBody(task=task, files=files, request_id=_request_id()),
-        )
+    def exec(
+        self,
+        cluster: str,
+        task: TaskSource,
+        *,
+        files: tuple[FileTree, ...] | None = None,
+        **keywords: Unpack[TaskKeywords],
+    ) -> api.LaunchReply:
+        """Queue a task on a cluster that is up, without its setup; returns at once. `files`: uploaded before."""
+        read = _read(task, **keywords)
+        trees = self._upload(read, mounts=False) if files is None else files
+        body = api.ExecBody(task=read, files=trees, request_id=_request_id())
+        return self._call("POST", f"{_at(cluster)}/jobs", api.LaunchReply, body)
 
     def run(self, cluster: str, command: str) -> api.LaunchReply:
-        """A command on every host, now."""
-        return self._call(
-            "POST", f"{_at(cluster)}/run", api.LaunchReply, api.RunBody(command=command, request_id=_request_id())
-        )
+        """Run a command on every host at once, bypassing the queue."""
+        body = api.RunBody(command=command, request_id=_request_id())
+        return self._call("POST", f"{_at(cluster)}/run", api.LaunchReply, body)
+
+    # jobs
+
+    def jobs(self, cluster: str, limit: int = 1000) -> list[api.JobView]:
+        """A cluster's jobs, oldest first."""
+        return self._call("GET", f"{_at(cluster)}/jobs?limit={limit}", api.JobsReply).jobs
+
+    def job(self, cluster: str, number: int | None = None, wait: float = 0.0) -> api.JobView:
+        """One job (None: the latest), once it has ended or after `wait` seconds."""
+        number = self.latest(cluster) if number is None else number
+        return self._call("GET", f"{_at(cluster)}/jobs/{number}?wait={wait}", api.JobView)
+
+    def latest(self, cluster: str) -> int:
+        """The number of the latest job."""
+        found = self.jobs(cluster, limit=1)
+        if not found:
+            raise UserError(f"cluster {cluster} has no jobs", f"submit one: podway exec {cluster} FILE", status=404)
+        return found[-1].number
+
+    def wait(self, cluster: str, job: int | None = None, *, timeout: float | None = None) -> api.JobView:
+        """Wait until a job (None: the latest) has ended; TimeoutError if it has not within `timeout` seconds."""
+        number = self.latest(cluster) if job is None else job
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = LONG_POLL_S if deadline is None else min(LONG_POLL_S, max(0.0, deadline - time.monotonic()))
+            found = self.job(cluster, number, wait=left)
+            if found.state in ENDED:
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"job {number} on {cluster} is {found.state} after {timeout:g} s")
+
+    def cancel(self, cluster: str, jobs: Iterable[int] = (), *, every: bool = False) -> list[int]:
+        """Ask jobs to end: these, all, or the latest that has not ended; those that were asked. `wait` for their end."""
+        body = api.CancelBody(jobs=tuple(jobs), all=every)
+        return self._call("POST", f"{_at(cluster)}/cancel", api.CancelReply, body).jobs
+
+    def usage(self, cluster: str, job: int) -> list[api.UsageView]:
+        """What every rank of a job uses now."""
+        return self._call("GET", f"{_at(cluster)}/jobs/{job}/usage", api.UsageReply).ranks
+
+    # streams
+
+    def logs(self, cluster: str, job: int | None = None, **keywords: Unpack[LogKeywords]) -> Iterator[str]:
+        """The lines of a job (None: the latest) as `podway logs` prints them."""
+        for frame in self.watch(cluster, self.latest(cluster) if job is None else job, **keywords):
+            if frame.kind == "log":
+                yield frame.text
+
+    def watch(
+        self,
+        cluster: str,
+        job: int,
+        *,
+        follow: bool = True,
+        tail: int = 0,
+        rank: int | None = None,
+        raw: bool = False,
+        timestamps: bool = False,
+        colour: bool = False,
+        event: int = 0,
+    ) -> Iterator[api.Frame]:
+        """A job's events and log lines to its end, across restarts of the server: nothing is lost and nothing comes twice."""
+        cursor, decoder = "", json_decoder(api.Frame)
+        broken_since: float | None = None
+        shown = {"follow": "" if follow else "false", "rank": rank, "raw": raw, "timestamps": timestamps}
+        while True:
+            query = _query({**shown, "colour": colour, "tail": tail, "cursor": cursor, "event": event})
+            try:
+                with self._connection.opened("GET", f"{_at(cluster)}/jobs/{job}/watch?{query}") as response:
+                    while line := response.readline():
+                        broken_since = None
+                        frame = decoder.decode(line)
+                        cursor, event = frame.cursor or cursor, frame.event or event
+                        if frame.kind != "ping":
+                            yield frame
+                        if frame.kind == "end":
+                            return
+            except ClientClosed:
+                return
+            except (OSError, msgspec.DecodeError, NoServer) as error:
+                broken_since = broken_since or time.monotonic()
+                if time.monotonic() - broken_since > RECONNECT_S:
+                    raise UserError(f"the Podway server does not answer: {error}", "run the command again") from None
+            time.sleep(0.2)
+            if cursor:
+                tail = 0  # what was asked for at first has been shown; from here on only the cursor counts
+
+    def output(self, cluster: str, job: int, rank: int, phase: str) -> Iterator[bytes]:
+        """The raw bytes of one rank's phase (`setup` or `run`)."""
+        path = f"{_at(cluster)}/jobs/{job}/output?rank={rank}&phase={phase}"
+        with self._connection.opened("GET", path) as response:
+            while chunk := response.read(1 << 16):
+                yield chunk
+
+    # clusters
 
     def clusters(self, past: float | None = None) -> list[api.ClusterView]:
-        """Live clusters; also those gone that were created since `past`."""
+        """Clusters that exist; with `past`, also deleted ones created since then."""
         return self.overview(past).clusters
 
     def overview(self, past: float | None = None) -> api.ClustersReply:
-        """Clusters, and how many strays the server has noticed."""
+        """Clusters, and how many orphaned resources the server has noticed."""
         query = "" if past is None else f"?past={past}"
         return self._call("GET", f"/v1/clusters{query}", api.ClustersReply)
 
@@ -95,34 +254,44 @@ class Client:
         """One cluster."""
         return self._call("GET", _at(name), api.ClusterView)
 
-    def jobs(self, cluster: str, limit: int = 1000) -> list[api.JobView]:
-        """A cluster's jobs."""
-        return self._call("GET", f"{_at(cluster)}/jobs?limit={limit}", api.JobsReply).jobs
-
-    def job(self, cluster: str, number: int, wait: float = 0.0) -> api.JobView:
-        """One job, when it has ended or `wait` is over."""
-        return self._call("GET", f"{_at(cluster)}/jobs/{number}?wait={wait}", api.JobView)
-
-    def cancel(self, cluster: str, jobs: Iterable[int] = (), *, every: bool = False) -> list[int]:
-        """Ask jobs to end."""
-        body = api.CancelBody(jobs=tuple(jobs), all=every)
-        return self._call("POST", f"{_at(cluster)}/cancel", api.CancelReply, body).jobs
+    def wait_until(self, cluster: str, state: str = "UP", *, timeout: float | None = None) -> api.ClusterView:
+        """Wait until a cluster is UP, STOPPED or GONE; TimeoutError if it is not within `timeout` seconds."""
+        begun, (pause, most) = time.monotonic(), POLL_S
+        while True:
+            found = self.cluster(cluster)
+            if found.state == state:
+                return found
+            if found.state == "GONE":
+                raise UserError(f"cluster {cluster} is GONE: {found.reason}", "launch it again")
+            if timeout is not None and time.monotonic() - begun > timeout:
+                raise TimeoutError(f"cluster {cluster} is {found.state} after {timeout:g} s")
+            time.sleep(pause)
+            pause = min(most, pause * 1.5)
 
     def stop(self, cluster: str) -> api.ClusterView:
-        """Stop the hosts."""
+        """Stop the hosts and keep their disks; returns at once."""
         return self._call("POST", f"{_at(cluster)}/stop", api.ClusterView)
 
     def start(self, cluster: str) -> api.ClusterView:
-        """Start stopped hosts."""
+        """Start stopped hosts; returns at once."""
         return self._call("POST", f"{_at(cluster)}/start", api.ClusterView)
 
     def down(self, cluster: str) -> api.ClusterView:
-        """Delete a cluster."""
+        """Delete a cluster; returns at once."""
         return self._call("DELETE", _at(cluster), api.ClusterView)
 
     def autostop(self, cluster: str, autostop: Autostop | None) -> api.ClusterView:
-        """Set or clear the rest rule."""
+        """Set the autostop policy, or clear it."""
         return self._call("POST", f"{_at(cluster)}/autostop", api.ClusterView, api.AutostopBody(autostop=autostop))
+
+    def events(self, cluster: str, after: int = 0) -> list[api.EventView]:
+        """A cluster's history after an event id, oldest first."""
+        return self._call("GET", f"{_at(cluster)}/events?after={after}", api.EventsReply).events
+
+    def shell(self, cluster: str, rank: int = 0, command: str | None = None) -> api.ShellReply:
+        """The command line that opens a shell on a host, or runs one command there."""
+        query = _query({"rank": rank, "command": command})
+        return self._call("GET", f"{_at(cluster)}/shell?{query}", api.ShellReply)
 
     def strays(self, *, look: bool = True) -> api.StraysReply:
         """Resources of this Podway that no cluster accounts for: asked of every provider now, or as last seen."""
@@ -132,18 +301,11 @@ class Client:
         """Delete those resources; what is still there afterwards."""
         return self._call("DELETE", "/v1/strays", api.StraysReply)
 
-    def events(self, cluster: str, after: int = 0) -> list[api.EventView]:
-        """History after an event id."""
-        return self._call("GET", f"{_at(cluster)}/events?after={after}", api.EventsReply).events
+    # the server
 
-    def shell(self, cluster: str, rank: int = 0, command: str | None = None) -> api.ShellReply:
-        """How to open a shell on a host, or run one command there."""
-        query = _query({"rank": rank, "command": command})
-        return self._call("GET", f"{_at(cluster)}/shell?{query}", api.ShellReply)
-
-    def usage(self, cluster: str, job: int) -> list[api.UsageView]:
-        """What every rank of a job uses now."""
-        return self._call("GET", f"{_at(cluster)}/jobs/{job}/usage", api.UsageReply).ranks
+    def info(self) -> api.InfoReply:
+        """Which server this is, and who you are to it."""
+        return self._call("GET", "/v1/info", api.InfoReply)
 
     def make_token(self, user: str, *, admin: bool = False) -> str:
         """A token for a person of the team."""
@@ -154,10 +316,10 @@ class Client:
         return self._call("GET", "/v1/users", api.UsersReply).users
 
     def revoke(self, user: str) -> None:
-        """Forget a person's tokens."""
+        """Revoke a person's tokens."""
         self._call("DELETE", f"/v1/users/{_quote(user)}", api.UsersReply)
 
-    # files and streams
+    # files
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         """Which contents the server does not have."""
@@ -167,104 +329,63 @@ class Client:
     def upload(self, pack: Iterable[bytes]) -> None:
         """Send contents as a pack, streamed."""
         try:
-            with self._send("POST", "/v1/files", pack, "application/octet-stream") as response:
+            with self._connection.sent_once("POST", "/v1/files", pack) as response:
                 response.read()
         except OSError as error:  # a pack is read once and cannot be sent again
             raise UserError(f"the upload broke off: {error}", "run the command again; what arrived is kept") from None
 
-    def output(self, cluster: str, job: int, rank: int, phase: str) -> Iterator[bytes]:
-        """The raw bytes of one rank's phase."""
-        with self._open("GET", f"{_at(cluster)}/jobs/{job}/output?rank={rank}&phase={phase}") as response:
-            while chunk := response.read(1 << 16):
-                yield chunk
+    def _upload(self, task: Task, *, mounts: bool = True) -> tuple[FileTree, ...]:
+        from podway.server.uploading import NoProgress, upload  # reading trees costs more than all the rest
 
-    def watch(self, cluster: str, job: int, **options: Any) -> Iterator[api.Frame]:
-        """Follow a job to its end, across restarts of the server: nothing is lost and nothing comes twice."""
-        cursor, event, decoder = "", int(options.pop("event", 0)), json_decoder(api.Frame)
-        broken_since: float | None = None
-        while True:
-            query = _query({**options, "cursor": cursor, "event": event})
-            try:
-                with self._open("GET", f"{_at(cluster)}/jobs/{job}/watch?{query}") as response:
-                    while line := response.readline():
-                        broken_since = None
-                        frame = decoder.decode(line)
-                        cursor, event = frame.cursor or cursor, frame.event or event
-                        if frame.kind != "ping":
-                            yield frame
-                        if frame.kind == "end":
-                            return
-            except (OSError, msgspec.DecodeError, Unreachable) as error:
-                broken_since = broken_since or time.monotonic()
-                if time.monotonic() - broken_since > RECONNECT_S:
-                    raise UserError(f"the Podway server does not answer: {error}", "run the command again") from None
-            time.sleep(0.2)
-            if cursor:
-                options["tail"] = 0  # what was asked for at first has been shown; from here on only the cursor counts
+        return upload(self, NoProgress(), task, mounts=mounts)
 
-    # the wire
 
-    def _call(self, method: str, path: str, kind: type[T], body: msgspec.Struct | None = None) -> T:
-        data = None if body is None else msgspec.json.encode(body)
-        with self._open(method, path, data, "application/json") as response:
-            return from_json(response.read(), kind)
+def _read(
+    task: TaskSource,
+    *,
+    name: str | None = None,
+    tpus: str | None = None,
+    num_nodes: int | None = None,
+    use_spot: bool | None = None,
+    infra: str | None = None,
+    workdir: str | os.PathLike[str] | None = None,
+    env: Mapping[str, str] = {},
+    secrets: Mapping[str, str] = {},
+) -> Task:
+    from podway.task.task import Task as TaskRecord  # its readers and YAML are slow to import
 
-    def _open(
-        self, method: str, path: str, data: bytes | Iterable[bytes] | None = None, kind: str = "application/json"
-    ) -> Response:
+    changes = [name, tpus, num_nodes, use_spot, infra, workdir, env or None, secrets or None]
+    if isinstance(task, TaskRecord):
+        if any(change is not None for change in changes):
+            raise UserError("a Task is launched as it is", "set these fields of the Task, or pass a file or a dict")
+        return task
+    from podway.task.environment import Overrides
+    from podway.task.read import read_task, read_task_text
+
+    overrides = Overrides(
+        name=name,
+        tpus=tpus,
+        num_nodes=num_nodes,
+        use_spot=use_spot,
+        infra=infra,
+        workdir=None if workdir is None else os.fspath(workdir),
+        env=tuple(f"{key}={value}" for key, value in env.items()),
+        secrets=tuple(f"{key}={value}" for key, value in secrets.items()),
+        local_env=dict(os.environ),
+    )
+    if isinstance(task, Mapping):
         try:
-            return self._send(method, path, data, kind)
-        except (OSError, Unreachable) as error:
-            if self._fixed or (self._place / "remote.json").exists():
-                url = self._address()[0]
-                raise UserError(
-                    f"no Podway server answers at {url} ({error})", "check the address, or: podway logout"
-                ) from None
-            if isinstance(error, TimeoutError):
-                raise UserError("the Podway server does not answer", "see its log: podway server logs") from None
-        self._known = None
-        from podway.server.starting import start_server  # rarely needed, and subprocess is slow to import
-
-        start_server(self._place)
-        return self._send(method, path, data, kind)
-
-    def _send(self, method: str, path: str, data: bytes | Iterable[bytes] | None, kind: str) -> Response:
-        url, token = self._address()
-        scheme, _, rest = url.partition("://")
-        host, _, base = rest.partition("/")
-        headers = {"Authorization": f"Bearer {token}"}
-        if data is not None:
-            headers["Content-Type"] = kind
-        response = request(scheme, host, method, f"/{base}".rstrip("/") + path, headers, data)
-        if response.status >= 400:
-            raise _problem(response)
-        return response
-
-    def _address(self) -> tuple[str, str]:
-        if self._fixed:
-            return self._fixed
-        if self._known is None:
-            remote = self._place / "remote.json"
-            path = remote if remote.exists() else self._place / "server.json"
-            try:
-                found = msgspec.json.decode(path.read_bytes())
-                self._known = (found["url"], found["token"])
-            except (OSError, msgspec.DecodeError, KeyError, TypeError):
-                raise Unreachable(str(path)) from None
-        return self._known
+            text = msgspec.json.encode(dict(task))
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"the task holds what a task file cannot: {error}", "use text, numbers, lists and dicts"
+            ) from None
+        return read_task_text(text, name="<dict>", overrides=overrides)
+    return read_task(os.fspath(task), overrides=overrides)
 
 
 def _request_id() -> str:
     return os.urandom(8).hex()
-
-
-def _problem(response: Response) -> UserError:
-    data = response.read()
-    try:
-        error = from_json(data, api.ErrorReply).error
-    except msgspec.DecodeError:
-        return UserError(f"the server answered {response.status}", "is this a Podway server?", status=response.status)
-    return UserError(error.what, error.hint, status=response.status)
 
 
 def _at(cluster: str) -> str:
@@ -279,7 +400,8 @@ def _quote(text: str) -> str:
     return quote(text, safe="")
 
 
-def _query(options: dict[str, Any]) -> str:
+def _query(options: Mapping[str, str | int | bool | None]) -> str:
+    """`a=1&b=true`; what is None, False or empty is left out."""
     pairs = []
     for key, value in options.items():
         if value is not None and value != "" and value is not False:

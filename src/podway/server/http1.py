@@ -7,16 +7,20 @@ does; so it is used for https only.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from http.client import HTTPSConnection
 
 TIMEOUT_S = 90.0
 LONGEST_HEAD = 64 * 1024
 
 
 class Response(Protocol):
-    """What callers use of an answer; `http.client.HTTPResponse` has it too."""
+    """What callers use of an answer."""
 
     status: int
 
@@ -30,20 +34,42 @@ class BadAnswer(ConnectionError):
     """The other side does not speak HTTP, or stopped in the middle."""
 
 
+class OpenSockets:
+    """The sockets of requests under way, so that another thread can end them all."""
+
+    def __init__(self) -> None:
+        self._sockets: set[socket.socket] = set()
+        self.add, self.discard = self._sockets.add, self._sockets.discard
+
+    def shut(self) -> None:
+        """A read that waits on one of them ends at once, as if the other side had gone."""
+        for connection in list(self._sockets):
+            with contextlib.suppress(OSError):  # it is closed already
+                connection.shutdown(socket.SHUT_RDWR)
+
+
 def request(
-    scheme: str, host: str, method: str, path: str, headers: dict[str, str], body: bytes | Iterable[bytes] | None
+    scheme: str,
+    host: str,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    body: bytes | Iterable[bytes] | None,
+    sockets: OpenSockets,
 ) -> Response:
     """Send one request; the answer once its head is there."""
     if scheme == "https":
-        return _secure(host, method, path, headers, body)
+        return _secure(host, method, path, headers, body, sockets)
     name, _, port = host.rpartition(":")
     if not name:
         name, port = host, "80"
     connection = _connect(name.strip("[]"), int(port))
+    sockets.add(connection)
     try:
         _send(connection, host, method, path, headers, body)
-        return _Answer(connection)
+        return _Answer(connection, sockets)
     except BaseException:
+        sockets.discard(connection)
         connection.close()
         raise
 
@@ -90,8 +116,9 @@ def _send(
 class _Answer:
     """An answer being read."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, sockets: OpenSockets) -> None:
         self._connection = connection
+        self._sockets = sockets
         self._file = connection.makefile("rb")
         first = self._file.readline(LONGEST_HEAD).split(None, 2)
         if len(first) < 2 or not first[0].startswith(b"HTTP/1.") or not first[1].isdigit():
@@ -168,14 +195,53 @@ class _Answer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._sockets.discard(self._connection)
         self._file.close()
         self._connection.close()
 
 
-def _secure(host: str, method: str, path: str, headers: dict[str, str], body: Any) -> Response:
-    import http.client  # see the module docstring
+class _SecureAnswer:
+    """An answer over https, read by the standard library."""
 
-    connection = http.client.HTTPSConnection(host, timeout=TIMEOUT_S)
+    def __init__(self, connection: HTTPSConnection, sockets: OpenSockets) -> None:
+        self._socket, self._sockets = connection.sock, sockets  # the connection forgets its socket as the answer begins
+        self._response = connection.getresponse()
+        self.status = self._response.status
+
+    def read(self, amount: int | None = None, /) -> bytes:
+        """At most `amount` bytes of the body, or all of it; empty at its end."""
+        return self._response.read(amount)
+
+    def readline(self) -> bytes:
+        """The next line, as soon as it is whole; empty at the end of the body."""
+        return self._response.readline()
+
+    def __enter__(self) -> _SecureAnswer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sockets.discard(self._socket)
+        self._response.close()
+
+
+def _secure(
+    host: str,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    body: bytes | Iterable[bytes] | None,
+    sockets: OpenSockets,
+) -> Response:
+    from http.client import HTTPSConnection  # see the module docstring
+
+    connection = HTTPSConnection(host, timeout=TIMEOUT_S)
+    connection.connect()
+    sockets.add(connection.sock)
     chunked = body is not None and not isinstance(body, bytes)
-    connection.request(method, path, body=body, headers=headers, encode_chunked=chunked)
-    return connection.getresponse()  # type: ignore[return-value]  # the same methods, declared a little wider
+    try:
+        connection.request(method, path, body=body, headers=headers, encode_chunked=chunked)
+        return _SecureAnswer(connection, sockets)
+    except BaseException:
+        sockets.discard(connection.sock)
+        connection.close()
+        raise

@@ -25,7 +25,6 @@ from pathlib import Path
 
 import uvicorn
 
-import podway
 from podway.control.archive import Archive
 from podway.control.controller import Parts
 from podway.control.housekeeping import keep_tidy
@@ -42,6 +41,7 @@ from podway.server.app import make_app
 from podway.server.notify import Notifier
 from podway.server.routes import Services
 from podway.server.streams import Streams
+from podway.version import __version__
 
 log = logging.getLogger("podway.server")
 REFUSED = 2  # the exit code of a server that cannot run as it is asked to; 1: another one runs already
@@ -150,7 +150,7 @@ def _announce(place: Path, host: str, port: int, token: str) -> None:
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
     temp = place / f"server.json.{os.getpid()}"
-    data = {"url": f"http://{host}:{port}", "token": token, "pid": os.getpid(), "version": podway.__version__}
+    data = {"url": f"http://{host}:{port}", "token": token, "pid": os.getpid(), "version": __version__}
     descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(data, file)

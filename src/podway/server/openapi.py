@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-import podway
 from podway.server import api
 from podway.server.routes import ROUTES, Route
+from podway.version import __version__
 
 STREAMS: dict[str, dict[str, Any]] = {
     "/v1/clusters/{cluster}/jobs/{job}/watch": {
@@ -75,7 +75,7 @@ def document() -> dict[str, Any]:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Podway", "version": podway.__version__, "license": {"name": "Apache-2.0"}},
+        "info": {"title": "Podway", "version": __version__, "license": {"name": "Apache-2.0"}},
         "security": [{"token": []}],
         "paths": paths,
         "components": {

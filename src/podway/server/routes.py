@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-import podway
 from podway.control.archive import Archive
 from podway.control.heartbeat import rest_rule
 from podway.control.records import Cluster, shell_key
@@ -28,6 +27,7 @@ from podway.provider_table import row_of
 from podway.providers import Provider, SupportsShell
 from podway.server import api, views
 from podway.task.task import Task
+from podway.version import __version__
 
 
 class Services(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ def info(call: Call) -> api.InfoReply:
     """Which server this is, and who you are to it."""
     return api.InfoReply(
         name="podway",
-        version=podway.__version__,
+        version=__version__,
         api=api.VERSION,
         user=call.caller.user,
         admin=call.caller.admin,

@@ -6,23 +6,45 @@
 3. what comes back is the `FileTree` of each: where it appears on every host, and the digest of its manifest.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
-from podway.cli.screen import Screen
 from podway.home import home
 from podway.hosts.agent.packs import FRAME
 from podway.hosts.manifest import FileTree
 from podway.hosts.tree import Scan, scan
 from podway.launch import WORKDIR
 from podway.quantities import format_bytes, format_count
-from podway.server.client import Client
 from podway.task.task import Bucket, LocalDir, Task
 
 PACK_BYTES = 64 << 20
+
+
+class Contents(Protocol):
+    """Where contents go: the server, as a client sees it."""
+
+    def missing(self, digests: Iterable[str]) -> list[str]: ...
+    def upload(self, pack: Iterable[bytes]) -> None: ...
+
+
+class Progress(Protocol):
+    """Who is told: `wait` what is under way, `line` a note, `done` a tree that is there."""
+
+    def wait(self, text: str) -> None: ...
+    def line(self, text: str) -> None: ...
+    def done(self, text: str) -> None: ...
+
+
+class NoProgress:
+    """For programs."""
+
+    def wait(self, text: str) -> None:
+        """Nothing."""
+
+    line = done = wait
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,11 +79,11 @@ def _into_bucket(bucket: Bucket) -> list[Source]:
     ]
 
 
-def upload(client: Client, screen: Screen, task: Task, *, mounts: bool = True) -> tuple[FileTree, ...]:
+def upload(server: Contents, progress: Progress, task: Task, *, mounts: bool = True) -> tuple[FileTree, ...]:
     """Bring the task's files to the server; where each of them is to appear."""
     trees = []
     for source in sources(task, mounts=mounts):
-        screen.wait(f"Reading {source.path}")
+        progress.wait(f"Reading {source.path}")
         found = scan(Path(source.path), cache_dir=_cache())
         manifest = found.manifest.encode()
         tree = FileTree(
@@ -71,11 +93,11 @@ def upload(client: Client, screen: Screen, task: Task, *, mounts: bool = True) -
             count=sum(1 for entry in found.manifest.entries if entry.kind == "file"),
             kind=source.kind,
         )
-        sent = _send(client, screen, found, tree.manifest, manifest)
+        sent = _send(server, progress, found, tree.manifest, manifest)
         for note in found.notes:
-            screen.line(f"  Note: {source.path}: {note}")
+            progress.line(f"  Note: {source.path}: {note}")
         what = f"{format_count(tree.count, 'file')}, {format_bytes(tree.size)}; {format_bytes(sent) if sent else 'nothing'} new"
-        screen.done(f"Synced {source.kind}: {source.path} -> {tree.target} ({what})")
+        progress.done(f"Synced {source.kind}: {source.path} -> {tree.target} ({what})")
         trees.append(tree)
     return tuple(trees)
 
@@ -86,17 +108,17 @@ def _cache() -> Path:
     return place
 
 
-def _send(client: Client, screen: Screen, found: Scan, digest: str, manifest: bytes) -> int:
+def _send(server: Contents, progress: Progress, found: Scan, digest: str, manifest: bytes) -> int:
     """Upload what the server lacks of one tree; how many bytes of content that was."""
     sizes = found.manifest.sizes
-    missing = client.missing([*sizes, digest])
+    missing = server.missing([*sizes, digest])
     wanted = [name for name in missing if name in sizes]
     total, sent = sum(sizes[name] for name in wanted), 0
     for batch in _batches(wanted, sizes):
-        client.upload(_watched(found.pack(batch), screen, sent, total))
+        server.upload(_watched(found.pack(batch), progress, sent, total))
         sent += sum(sizes[name] for name in batch)
     if digest in missing:
-        client.upload(iter([FRAME.pack(bytes.fromhex(digest), len(manifest)), manifest]))
+        server.upload(iter([FRAME.pack(bytes.fromhex(digest), len(manifest)), manifest]))
     return total
 
 
@@ -115,8 +137,8 @@ def _batches(digests: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str
         yield batch
 
 
-def _watched(pack: Iterator[bytes], screen: Screen, sent: int, total: int) -> Iterator[bytes]:
+def _watched(pack: Iterator[bytes], progress: Progress, sent: int, total: int) -> Iterator[bytes]:
     for piece in pack:
         yield piece
         sent += len(piece)
-        screen.wait(f"Uploading {format_bytes(min(sent, total))} of {format_bytes(total)}")
+        progress.wait(f"Uploading {format_bytes(min(sent, total))} of {format_bytes(total)}")

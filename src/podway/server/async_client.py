@@ -1,0 +1,137 @@
+"""`AsyncClient`: the methods of `Client` for asyncio programs.
+
+There is one implementation: each method here runs the method of the same name in a thread, on a connection of its own. Cancelling
+the call closes that connection, which ends the thread; so does leaving an `async for` early. A thread for each open call keeps a
+long wait from holding up the others, as a pool would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from podway.server.client import Client
+from podway.server.connection import ClientClosed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _call(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+    @functools.wraps(method)
+    async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        client, loop = self._fork(), asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(outcome: Callable[[], None]) -> None:
+            if not done.done():  # cancelled meanwhile
+                outcome()
+
+        def work() -> None:
+            try:
+                result = method(client, *args, **kwargs)
+                outcome = functools.partial(done.set_result, result)
+            except BaseException as error:
+                outcome = functools.partial(done.set_exception, error)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, outcome)
+
+        threading.Thread(target=work, name=f"podway-{method.__name__}", daemon=True).start()
+        try:
+            return await done
+        finally:
+            self._release(client)
+
+    return call
+
+
+def _stream(
+    method: Callable[Concatenate[Client, P], Iterator[T]],
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    @functools.wraps(method)
+    async def iterate(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        client, loop, end = self._fork(), asyncio.get_running_loop(), object()
+        items = method(client, *args, **kwargs)
+        thread = ThreadPoolExecutor(1, thread_name_prefix=f"podway-{method.__name__}")
+        try:
+            while (item := await loop.run_in_executor(thread, next, items, end)) is not end:
+                yield item  # type: ignore[misc]
+        finally:
+            self._release(client)
+            thread.shutdown(wait=False)
+
+    return iterate
+
+
+class AsyncClient:
+    """See the module docstring, and `Client` for what each method does."""
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        self._client = Client(url, token)
+        self._open: set[Client] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the calls and streams that are open. Jobs go on."""
+        self._closed = True
+        for client in list(self._open):
+            client.close()
+
+    def _fork(self) -> Client:
+        if self._closed:
+            raise ClientClosed
+        client = self._client.fork()
+        self._open.add(client)
+        return client
+
+    def _release(self, client: Client) -> None:
+        self._open.discard(client)
+        client.close()
+
+    request = _call(Client.request)
+    preview = _call(Client.preview)
+    launch = _call(Client.launch)
+    submit = _call(Client.submit)
+    exec = _call(Client.exec)
+    run = _call(Client.run)
+
+    jobs = _call(Client.jobs)
+    job = _call(Client.job)
+    latest = _call(Client.latest)
+    wait = _call(Client.wait)
+    cancel = _call(Client.cancel)
+    usage = _call(Client.usage)
+
+    logs = _stream(Client.logs)
+    watch = _stream(Client.watch)
+    output = _stream(Client.output)
+
+    clusters = _call(Client.clusters)
+    overview = _call(Client.overview)
+    cluster = _call(Client.cluster)
+    wait_until = _call(Client.wait_until)
+    stop = _call(Client.stop)
+    start = _call(Client.start)
+    down = _call(Client.down)
+    autostop = _call(Client.autostop)
+    events = _call(Client.events)
+    shell = _call(Client.shell)
+    strays = _call(Client.strays)
+    purge = _call(Client.purge)
+
+    info = _call(Client.info)
+    make_token = _call(Client.make_token)
+    users = _call(Client.users)
+    revoke = _call(Client.revoke)
+    missing = _call(Client.missing)
+    upload = _call(Client.upload)

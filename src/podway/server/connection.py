@@ -1,0 +1,141 @@
+"""How a client reaches its server: the address, one request at a time, and errors as UserErrors.
+
+The address is the one given, else the team's server after a `podway login`, else this machine's own, which is started when none
+runs. Requests that are open are known, so that `close` from another thread ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from podway.decoding import from_json
+from podway.errors import UserError
+from podway.home import home
+from podway.server import api
+from podway.server.http1 import OpenSockets, Response, request
+
+T = TypeVar("T")
+Payload = bytes | Iterable[bytes] | None
+
+
+class NoServer(Exception):
+    """No server answers at the address we have."""
+
+
+class ClientClosed(RuntimeError):
+    """The client was closed before or during a request."""
+
+    def __init__(self) -> None:
+        super().__init__("this client is closed")
+
+
+class Connection:
+    """See the module docstring."""
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        self._place = home()
+        self._fixed = (url.rstrip("/"), token or "") if url else None
+        self._known: tuple[str, str] | None = None
+        self._sockets = OpenSockets()
+        self.closed = False
+
+    def fork(self) -> Connection:
+        """Another one to the same server, closed on its own."""
+        other = Connection(*self._fixed) if self._fixed else Connection()
+        other._place, other._known = self._place, self._known
+        return other
+
+    def close(self) -> None:
+        """End every open request; its reader gets `ClientClosed`."""
+        self.closed = True
+        self._sockets.shut()
+
+    def call(self, method: str, path: str, kind: type[T], body: msgspec.Struct | None = None) -> T:
+        """One request with a JSON answer."""
+        data = None if body is None else msgspec.json.encode(body)
+        with self.opened(method, path, data) as response:
+            return from_json(response.read(), kind)
+
+    @contextlib.contextmanager
+    def opened(self, method: str, path: str, data: Payload = None) -> Iterator[Response]:
+        """One request; the answer while it is read. Starts this machine's server if that is needed."""
+        with self._until_closed(), self._answered(method, path, data) as response:
+            yield response
+
+    @contextlib.contextmanager
+    def sent_once(self, method: str, path: str, data: Payload) -> Iterator[Response]:
+        """The same for a body that can be read only once: a failure is an OSError."""
+        with self._until_closed(), self._send(method, path, data, "application/octet-stream") as response:
+            yield response
+
+    @contextlib.contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """A connection that ends because `close` was called is no error of the network."""
+        try:
+            yield
+        except (OSError, UserError):
+            if self.closed:
+                raise ClientClosed from None
+            raise
+
+    def _answered(self, method: str, path: str, data: Payload) -> Response:
+        try:
+            return self._send(method, path, data)
+        except (OSError, NoServer) as error:
+            if self.closed:
+                raise ClientClosed from None
+            if self._fixed or (self._place / "remote.json").exists():
+                url = self._address()[0]
+                raise UserError(
+                    f"no Podway server answers at {url} ({error})", "check the address, or: podway logout", status=503
+                ) from None
+            if isinstance(error, TimeoutError):
+                raise UserError(
+                    "the Podway server does not answer", "see its log: podway server logs", status=503
+                ) from None
+        self._known = None
+        from podway.server.starting import start_server  # rarely needed, and subprocess is slow to import
+
+        start_server(self._place)
+        return self._send(method, path, data)
+
+    def _send(self, method: str, path: str, data: Payload, kind: str = "application/json") -> Response:
+        if self.closed:
+            raise ClientClosed
+        url, token = self._address()
+        scheme, _, rest = url.partition("://")
+        host, _, base = rest.partition("/")
+        headers = {"Authorization": f"Bearer {token}"}
+        if data is not None:
+            headers["Content-Type"] = kind
+        response = request(scheme, host, method, f"/{base}".rstrip("/") + path, headers, data, self._sockets)
+        if response.status >= 400:
+            with response:
+                raise _problem(response)
+        return response
+
+    def _address(self) -> tuple[str, str]:
+        if self._fixed:
+            return self._fixed
+        if self._known is None:
+            remote = self._place / "remote.json"
+            path = remote if remote.exists() else self._place / "server.json"
+            try:
+                found = msgspec.json.decode(path.read_bytes())
+                self._known = (found["url"], found["token"])
+            except (OSError, msgspec.DecodeError, KeyError, TypeError):
+                raise NoServer(str(path)) from None
+        return self._known
+
+
+def _problem(response: Response) -> UserError:
+    data = response.read()
+    try:
+        error = from_json(data, api.ErrorReply).error
+    except msgspec.DecodeError:
+        return UserError(f"the server answered {response.status}", "is this a Podway server?", status=response.status)
+    return UserError(error.what, error.hint, status=response.status)
