@@ -84,3 +84,9 @@ def test_what_a_launch_refuses_is_said_before() -> None:
     assert line.startswith("on local: launch refuses it: file_mounts /data")
     gke = Task(resources=(Resources(placement=Placement(provider="gke")),))
     assert forecast(gke) == ("there is no provider 'gke' in this version: launch refuses it",)
+
+
+@pytest.mark.parametrize("target", ["../x", "~/../x", "/a/../b", "~/./x"])
+def test_a_program_cannot_lead_a_mount_elsewhere(target: str) -> None:
+    task = Task(file_mounts=(FileMount(target=target, source=LocalDir(path="/x")),))
+    assert remarks(task, NOTHING, simulated=False).refusal is not None

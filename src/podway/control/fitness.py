@@ -7,6 +7,7 @@ import msgspec
 
 from podway.errors import UserError
 from podway.provider_table import ProviderRow, provider_rows, row_of
+from podway.task.mounts import settled
 from podway.task.task import Bucket, Task
 
 
@@ -19,7 +20,7 @@ class Remarks(msgspec.Struct, frozen=True, kw_only=True):
 
 def remarks(task: Task, capabilities: frozenset[str], *, simulated: bool, setup: bool = True) -> Remarks:
     """Judge a task against what a provider does, and against what Podway does for a job that brings no `setup`."""
-    refusal = _bucket_refusal(task, capabilities) or _volume_refusal(task, capabilities)
+    refusal = _escape_refusal(task) or _bucket_refusal(task, capabilities) or _volume_refusal(task, capabilities)
     if refusal is None and simulated:
         refusal = _path_refusal(task)
     return Remarks(refusal=refusal, notes=tuple(_notes(task, capabilities, simulated, setup)))
@@ -71,6 +72,14 @@ def _volume_refusal(task: Task, capabilities: frozenset[str]) -> UserError | Non
                 f"volumes: {volume.name or volume.instance_path} cannot be attached at {volume.path} here",
                 "use a provider that has volumes, or sync the files with file_mounts",
             )
+    return None
+
+
+def _escape_refusal(task: Task) -> UserError | None:
+    """Files are refused where they are read; a task may also come from a program."""
+    for target in (*(mount.target for mount in task.file_mounts), *(volume.path for volume in task.volumes)):
+        if settled(target) != target:
+            return UserError(f"file_mounts {target}: the path has `.` or `..` in it", "write the path without them")
     return None
 
 

@@ -1,10 +1,9 @@
 """What a dstack run brings along: repos, files, volumes. Local paths are relative to the file that names them."""
 
-import posixpath
 import re
 
 from podway.task.fields import Field
-from podway.task.mounts import git
+from podway.task.mounts import git, mount_target
 from podway.task.paths import LocalMachine
 from podway.task.task import FileMount, Git, LocalDir, Volume
 
@@ -21,7 +20,7 @@ def read_repos(field: Field, local: LocalMachine, notes: list[str]) -> tuple[Loc
     source, path = _repo_mapping(repos[0], local, notes) if repos[0].is_mapping else _repo_text(repos[0], local)
     if path in ("", "."):
         return source, []
-    return None, [FileMount(target=_target(repos[0], path), source=source)]
+    return None, [FileMount(target=mount_target(repos[0], path), source=source)]
 
 
 def _repo_mapping(field: Field, local: LocalMachine, notes: list[str]) -> tuple[LocalDir | Git, str]:
@@ -62,18 +61,8 @@ def read_files(field: Field, local: LocalMachine) -> list[FileMount]:
                 raise one.error(f"{one.found} is not local:remote", "write one colon between the two paths")
             target = target or text
         source = LocalDir(path=local.existing(one, text))
-        found.append(FileMount(target=_target(one, target), source=source))
+        found.append(FileMount(target=mount_target(one, target), source=source))
     return found
-
-
-def _target(field: Field, text: str) -> str:
-    target = posixpath.normpath(text)
-    if target in (".", "/", "~") or target.startswith(("..", "~/..")):
-        raise field.error(
-            f"`{text}` cannot be a place on the host",
-            "write local:remote with an absolute path, or one below the workdir",
-        )
-    return target
 
 
 def read_dstack_volumes(field: Field) -> list[Volume]:

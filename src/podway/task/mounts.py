@@ -5,6 +5,7 @@ Addresses of other clouds' stores are refused by name: a job that finds an empty
 start.
 """
 
+import posixpath
 import re
 from typing import Literal
 
@@ -41,7 +42,7 @@ def read_file_mounts(section: Field, local: LocalMachine, notes: list[str]) -> t
     mounts: list[FileMount] = []
     volumes: list[Volume] = []
     for target, field in section.entries().items():
-        at = _target(field, target)
+        at = mount_target(field, target)
         if field.is_mapping and _store(field) == "volume":
             volumes.append(_volume_store(field, at))
         elif field.is_mapping:
@@ -54,7 +55,7 @@ def read_file_mounts(section: Field, local: LocalMachine, notes: list[str]) -> t
 def read_volumes(section: Field) -> list[Volume]:
     found = []
     for target, field in section.entries().items():
-        at = _target(field, target)
+        at = mount_target(field, target)
         if not field.is_mapping:
             found.append(Volume(path=at, name=field.words()))
             continue
@@ -65,11 +66,25 @@ def read_volumes(section: Field) -> list[Volume]:
     return found
 
 
-def _target(field: Field, text: str) -> str:
-    target = text.strip()
-    if "\0" in target or "\n" in target or target in ("", "/", "~", "."):
-        raise field.error(f"`{target}` cannot be mounted over", "name a directory or file of its own, such as /data")
-    return target.rstrip("/")
+def mount_target(field: Field, text: str) -> str:
+    """Where on a host something appears, without `.` and `..`."""
+    target = settled(text.strip())
+    if target is None:
+        raise field.error(
+            f"`{text}` leads out of the home or the workdir", "write the path without `..`, or from the root"
+        )
+    if "\0" in target or "\n" in target or target in ("", "/", "//", "~", "."):
+        raise field.error(f"`{text}` cannot be mounted over", "name a directory or file of its own, such as /data")
+    return target
+
+
+def settled(target: str) -> str | None:
+    """A target without `.` and `..`; None where it leads above the home (`~/`) or the workdir that it starts from."""
+    begin = "~/" if target.startswith("~/") else ""
+    inside = posixpath.normpath(target.removeprefix(begin)) if target.removeprefix(begin) else "."
+    if inside == ".." or inside.startswith("../"):
+        return None
+    return f"{begin}{inside}" if inside != "." else begin.rstrip("/")
 
 
 def _source(field: Field, local: LocalMachine) -> LocalDir | Bucket | Url:
