@@ -263,16 +263,16 @@ class Served:
     def __init__(self, report: Report, shape: ModelShape, tree: object, tiny: bool) -> None:
         import uvicorn  # a bare machine lacks these, and the other parts do without
 
+        from podway.model.tokenizer import ModelTokenizer
         from podway.serve.admission import Service
         from podway.serve.http import make_app
         from podway.serve.loop import EngineLoop
         from podway.serve.metrics import Metrics
-        from podway.serve.text import Tokenizer
 
         engine = whole_engine(report, shape, tree, tiny)
         self.folder = Path(tempfile.mkdtemp())
         write_tokenizer(self.folder, shape.vocab)
-        service = Service("trial", Tokenizer(self.folder, shape.vocab), engine.limits.max_len)
+        service = Service("trial", ModelTokenizer(self.folder, shape.vocab), engine.limits.max_len)
         self.loop = EngineLoop(engine, Metrics(), max_queue=1024)
         self.loop.start()
         service.loops = [self.loop]

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
+from podway.model.tokenizer import ModelTokenizer
 from podway.serve.admission import Service
 from podway.serve.http import make_app
 from podway.serve.loop import EngineLoop
 from podway.serve.metrics import Metrics
-from podway.serve.text import Tokenizer
 from tests.serve.tiny import LLAMA, engine_for
 
 BYTES = msgspec.structs.replace(LLAMA, vocab=256, max_position=512)
@@ -50,7 +50,7 @@ def live(folder: Path, keys: tuple[str, ...] = (), max_queue: int = 256, **optio
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     defaults = {"max_len": 256, "max_seqs": 4, "page": 8, "pages": 120, "prompt_tokens": 64, "decode_steps": 4}
     engine = engine_for(BYTES, **{**defaults, **options})
-    service = Service("tiny", Tokenizer(folder, 256), engine.limits.max_len)
+    service = Service("tiny", ModelTokenizer(folder, 256), engine.limits.max_len)
     loop = EngineLoop(engine, Metrics(), max_queue)
     loop.start()
     service.loops = [loop]

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podway.errors import UserError
+from podway.model.tokenizer import ByteTokenizer
 from podway.train import sources, token_cache
 from podway.train.data import Batch, DataConfig, open_data
 from podway.train.token_cache import Document, TokenCache, key_of
-from podway.train.tokens import ByteTokenizer
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.errors import UserError
-from podway.train.chat_template import CHATML, ChatTemplate
+from podway.model.chat import CHATML, ChatTemplate
+from podway.model.tokenizer import ByteTokenizer, load_tokenizer
 from podway.train.readers import Item
 from podway.train.sft import chat_documents
-from podway.train.tokens import ByteTokenizer, load_tokenizer
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parent.parent / "model" / "fixtures"
 RECORDED = json.loads((FIXTURES / "chat.json").read_text())
 BYTES = ByteTokenizer()
 CHAT = ChatTemplate(CHATML, BYTES.words, "chatml")

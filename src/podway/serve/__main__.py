@@ -26,13 +26,13 @@ from podway.errors import UserError
 from podway.model.compiled import keep_programs
 from podway.model.families import find_model
 from podway.model.shape import ModelShape
+from podway.model.tokenizer import ModelTokenizer
 from podway.serve.admission import Service
 from podway.serve.build import Options, limits_for
 from podway.serve.cache_layout import default_backend
 from podway.serve.http import make_app
 from podway.serve.options import api_keys, check, parser
 from podway.serve.replicas import Fleet
-from podway.serve.text import Tokenizer
 
 _GRACE = 15  # seconds that other hosts wait for the front's end after a signal; the front gives streams 5
 
@@ -70,7 +70,7 @@ def serve(args: argparse.Namespace, keys: list[str]) -> int:
     shape, options = find_model(args.model), options_of(args)
     limits = limits_for(shape, options, options.backend or default_backend(), 2)
     name = args.name or Path(args.model).resolve().name
-    service = Service(name, Tokenizer(Path(args.model), shape.vocab), limits.max_len)
+    service = Service(name, ModelTokenizer(Path(args.model), shape.vocab), limits.max_len)
     fleet = Fleet(service, args, log)
     if listening is None:
         return _worker(fleet, shape, options)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from podway.model.tokenizer import ModelTokenizer
 from podway.serve.batcher import Request
 from podway.serve.grammar import Grammars
 from podway.serve.loop import Loop
@@ -27,17 +28,18 @@ from podway.serve.openai import (
 )
 from podway.serve.responses import Answer
 from podway.serve.sampling_params import MAX_ALTERNATIVES, STOP_IDS, SamplingParams
-from podway.serve.text import TextStream, Tokenizer
+from podway.serve.text_stream import TextStream
 from podway.serve.tools import forced_schema, wanted_tools
 
 MAX_PROMPTS = 2048
+_TEMPLATE_ARGUMENTS = ("messages", "tools", "ask")  # which chat_template_kwargs cannot replace
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class Service:
     """The model that is served. There are `loops`, one for each replica, once it is warm."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, max_len: int) -> None:
+    def __init__(self, name: str, tokenizer: ModelTokenizer, max_len: int) -> None:
         self.name, self.tokenizer, self.max_len = name, tokenizer, max_len
         self.grammars = Grammars(tokenizer)
         self.created = int(time.time())
@@ -207,16 +209,10 @@ def admit_chat(service: Service, body: ChatBody) -> AdmittedRequest:
     schema = forced_schema(body, asked.tools)
     grammar = ("json_schema", schema) if schema is not None else grammar_of(body)
     goes_on = bool(body.continue_final_message)
-    more = dict(body.chat_template_kwargs or {})
-    more.pop("messages", None)
-    more.setdefault("add_generation_prompt", body.add_generation_prompt is not False and not goes_on)
-    if asked.tools:
-        more["tools"] = asked.tools
+    ask = body.add_generation_prompt is not False and not goes_on
+    more = {key: value for key, value in (body.chat_template_kwargs or {}).items() if key not in _TEMPLATE_ARGUMENTS}
     messages = checked_messages(body.messages)
-    try:
-        text = service.tokenizer.render(messages, **more)
-    except TypeError:
-        raise RequestError("chat_template_kwargs has a name that is taken", param="chat_template_kwargs") from None
+    text = service.tokenizer.render(messages, tools=asked.tools or None, ask=ask, **more)
     if goes_on:  # what the template writes after the last message would end it
         begun = messages[-1]["content"].strip()
         text = text[: text.rfind(begun) + len(begun)]

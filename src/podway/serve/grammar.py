@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from podway.errors import UserError
-from podway.serve.text import Tokenizer
+from podway.model.tokenizer import ModelTokenizer
 
 Words = npt.NDArray[np.uint32]
 
@@ -34,7 +34,7 @@ class _Bytes:
 class Grammars:
     """All grammars of one model."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
 
     @cached_property

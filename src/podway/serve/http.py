@@ -147,7 +147,7 @@ def _tokenize(service: Service) -> Handler:
         if body.messages is not None:
             prompt = body.add_generation_prompt is not False
             messages = checked_messages(body.messages)
-            text, special = service.tokenizer.render(messages, add_generation_prompt=prompt), False
+            text, special = service.tokenizer.render(messages, ask=prompt), False
         elif body.prompt is not None:
             text, special = body.prompt, body.add_special_tokens is not False
         else:
@@ -170,9 +170,10 @@ def _detokenize(service: Service) -> Handler:
 def _tokenizer_info(service: Service) -> Handler:
     async def info(request: Request) -> Response:
         tokenizer = service.tokenizer
-        words = {name: tokenizer.word(name) or None for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-        known = {k: v for k, v in tokenizer.config.items() if isinstance(v, str | int | bool)}
-        return JSONResponse({**known, **words, "chat_template": tokenizer.template})
+        words = {name: tokenizer.words.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        known = {k: v for k, v in tokenizer.settings.items() if isinstance(v, str | int | bool)}
+        template = tokenizer.template.source if tokenizer.template else None
+        return JSONResponse({**known, **words, "chat_template": template})
 
     return info
 

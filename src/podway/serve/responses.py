@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from podway.errors import UserError
+from podway.model.tokenizer import ModelTokenizer
 from podway.serve.batcher import Request
 from podway.serve.grammar import Guide
 from podway.serve.loop import Loop, TokenScore, TokenUpdate
 from podway.serve.sampling_params import SamplingParams
-from podway.serve.text import TextStream, Tokenizer
+from podway.serve.text_stream import TextStream
 
 
 class Delta(NamedTuple):
@@ -118,7 +119,7 @@ def usage(prompt_tokens: int, answers: list[Answer]) -> dict[str, Any]:
     }
 
 
-def completion_logprobs(scores: list[TokenScore], most: int, tokenizer: Tokenizer, offset: int) -> dict[str, Any]:
+def completion_logprobs(scores: list[TokenScore], most: int, tokenizer: ModelTokenizer, offset: int) -> dict[str, Any]:
     """The logprobs of /v1/completions; the alternatives hold the token itself too."""
     tokens, offsets, tops = [], [], []
     for score in scores:
@@ -138,7 +139,7 @@ def completion_logprobs(scores: list[TokenScore], most: int, tokenizer: Tokenize
     }
 
 
-def prompt_logprobs(scores: list[TokenScore], most: int, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
+def prompt_logprobs(scores: list[TokenScore], most: int, tokenizer: ModelTokenizer) -> list[dict[str, Any] | None]:
     """For each token of a prompt but the first: how likely it was, and the likeliest in its place, by token id."""
 
     def one(id: int, logprob: float) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def prompt_logprobs(scores: list[TokenScore], most: int, tokenizer: Tokenizer) -
     return found
 
 
-def chat_logprobs(scores: list[TokenScore], most: int, tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(scores: list[TokenScore], most: int, tokenizer: ModelTokenizer) -> dict[str, Any]:
     """The logprobs of /v1/chat/completions."""
 
     def one(id: int, logprob: float | None) -> dict[str, Any]:

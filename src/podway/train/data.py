@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podway.errors import UserError
-from podway.train.chat_template import CHATML, ChatTemplate
+from podway.model.chat import CHATML, ChatTemplate
+from podway.model.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from podway.train.corpus import Corpus, Feed, Packing, Source, Synthetic
 from podway.train.packing import Row, Stream, padding
 from podway.train.prefetch import Prefetch
 from podway.train.sources import Kind, expand
 from podway.train.token_cache import TokenCache, TokenShard
 from podway.train.tokenizing import Form, tokenize
-from podway.train.tokens import Tokenizer, check_vocabulary, load_tokenizer
 
 Batch = dict[str, NDArray[np.generic]]
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from podway.errors import UserError
-from podway.train.chat_template import ChatTemplate, Message, Rendered
+from podway.model.chat import ChatTemplate, Message, Rendered
+from podway.model.tokenizer import Tokenizer
 from podway.train.readers import Item
 from podway.train.token_cache import Document
-from podway.train.tokens import Tokenizer
 
 _SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 

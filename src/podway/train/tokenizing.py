@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from podway.train.chat_template import ChatTemplate
+from podway.model.chat import ChatTemplate
+from podway.model.tokenizer import Tokenizer
 from podway.train.readers import Item, fetch, read, text_of
 from podway.train.sft import chat_documents
 from podway.train.sources import SourceFile, group, stamp
 from podway.train.token_cache import Document, TokenCache, TokenShard, key_of
-from podway.train.tokens import Tokenizer
 
 _BATCH_TEXTS = 1024  # texts handed to the tokenizer at once: enough for all cores
 _BATCH_CHARACTERS = 4 << 20

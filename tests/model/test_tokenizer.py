@@ -7,10 +7,10 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from podway.errors import UserError
-from podway.train.tokens import ByteTokenizer, check_vocabulary, load_tokenizer
+from podway.model.tokenizer import ByteTokenizer, ModelTokenizer, check_vocabulary, load_tokenizer
 
 
 def make_tokenizer(folder: Path, *, post: bool = False, **settings: object) -> Path:
@@ -119,3 +119,45 @@ def test_a_vocabulary_larger_than_the_models() -> None:
         check_vocabulary(ByteTokenizer(), 255)
     with pytest.raises(UserError, match=r"holds token 256 .*, but the model knows 256"):
         check_vocabulary(ByteTokenizer(), 256, 256)
+
+
+@pytest.fixture
+def sentencepiece(tmp_path: Path) -> ModelTokenizer:
+    """As Llama 2 and Gemma have it: a mark for spaces, and single bytes for what the vocabulary lacks."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "s", "▁s", "é"]
+    made = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={piece: at for at, piece in enumerate(pieces)},
+            merges=[("▁", "s")],
+            byte_fallback=True,
+            unk_token="<unk>",
+        )
+    )
+    made.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made.add_special_tokens(["<s>", "</s>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    return ModelTokenizer(tmp_path, 300)
+
+
+def test_tokens_of_sentencepiece_keep_their_spaces_and_bytes(sentencepiece: ModelTokenizer) -> None:
+    ids = sentencepiece.encode("s ss 日", special=False)
+    assert b"".join(map(sentencepiece.token_bytes, ids)) == " s ss 日".encode()
+    assert sentencepiece.decode(ids) == "s ss 日" and sentencepiece.strips_first_space
+    first, bare, smile = ids[0], ids[2], sentencepiece.encode("日", special=False)[-1]
+    assert (sentencepiece.token(first), sentencepiece.token(bare), sentencepiece.token(smile)) == (
+        " s",
+        "s",
+        "bytes:\\xa5",
+    )
+    assert sentencepiece.token(2) == "</s>"
+
+
+@given(st.text(max_size=20))
+def test_bytes_of_byte_level_tokens_are_those_of_the_text(text: str) -> None:
+    tokenizer = load_tokenizer(str(Path(__file__).parent / "fixtures" / "chat-tokenizer.json"))
+    ids = tokenizer.encode_prompt(text, special=False)
+    clean = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    assert b"".join(map(tokenizer.token_bytes, ids)) == clean.encode()

@@ -10,16 +10,18 @@ from tokenizers import Tokenizer as Inner
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from podway.errors import UserError
-from podway.serve.text import TextStream, Tokenizer, render
+from podway.model.chat import ChatTemplate
+from podway.model.tokenizer import ModelTokenizer
+from podway.serve.text_stream import TextStream
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer(tmp_path_factory.mktemp("bytes"), 256)
+def plain(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
+    return ModelTokenizer(tmp_path_factory.mktemp("bytes"), 256)
 
 
 @pytest.fixture(scope="module")
-def bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     """A small byte-level BPE, as Llama 3 and Qwen have it."""
     folder = tmp_path_factory.mktemp("bpe")
     inner = Inner(models.BPE())
@@ -40,14 +42,20 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         )
     )
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 7]}))
-    return Tokenizer(folder, 400)
+    return ModelTokenizer(folder, 400)
+
+
+def rendered(template: str, messages: list[dict[str, str]]) -> str:
+    return ChatTemplate(template, {}, "t").render(messages, "messages")
 
 
 texts = st.text(alphabet="ab é🙂日\n</s>", max_size=30)
 
 
 @given(texts, st.lists(st.integers(1, 5), max_size=20))
-def test_a_stream_gives_out_the_whole_text(plain: Tokenizer, bpe: Tokenizer, text: str, cuts: list[int]) -> None:
+def test_a_stream_gives_out_the_whole_text(
+    plain: ModelTokenizer, bpe: ModelTokenizer, text: str, cuts: list[int]
+) -> None:
     for tokenizer in (plain, bpe):
         ids = tokenizer.encode(text, special=False)
         stream, parts, at = TextStream(tokenizer), [], 0
@@ -60,7 +68,9 @@ def test_a_stream_gives_out_the_whole_text(plain: Tokenizer, bpe: Tokenizer, tex
 
 
 @given(texts, st.lists(st.text(alphabet="ab é\n", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_a_stop_string_cuts_where_the_whole_text_would_be_cut(plain: Tokenizer, text: str, stops: list[str]) -> None:
+def test_a_stop_string_cuts_where_the_whole_text_would_be_cut(
+    plain: ModelTokenizer, text: str, stops: list[str]
+) -> None:
     ids = plain.encode(text)
     for keep in (False, True):
         stream = TextStream(plain, stops, keep_stop=keep)
@@ -77,7 +87,7 @@ def test_a_stop_string_cuts_where_the_whole_text_would_be_cut(plain: Tokenizer, 
             assert stream.stopped and len(out) <= first and text.startswith(out)
 
 
-def test_what_may_be_a_stop_string_is_held_back(plain: Tokenizer) -> None:
+def test_what_may_be_a_stop_string_is_held_back(plain: ModelTokenizer) -> None:
     stream = TextStream(plain, ["END"])
     assert [stream.push(list(part)) for part in (b"xE", b"N", b"Dy")] == ["x", "", ""]
     stream = TextStream(plain, ["END"])
@@ -85,21 +95,21 @@ def test_what_may_be_a_stop_string_is_held_back(plain: Tokenizer) -> None:
     assert stream.push([], last=True) == "E"
 
 
-def test_special_tokens_and_ends(bpe: Tokenizer, plain: Tokenizer) -> None:
+def test_special_tokens_and_ends(bpe: ModelTokenizer, plain: ModelTokenizer) -> None:
     assert bpe.stop_ids == {1, 7} and plain.stop_ids == {0}
-    assert (bpe.word("eos_token"), bpe.word("bos_token"), bpe.word("pad_token")) == ("</s>", "<s>", "")
+    assert (bpe.words["eos_token"], bpe.words["bos_token"], bpe.words.get("pad_token")) == ("</s>", "<s>", None)
     assert bpe.decode([0, *bpe.encode("cat", special=False), 1]) == "cat"
     assert bpe.token(1) == "</s>"
 
 
-def test_templates_as_hugging_face_writes_them(bpe: Tokenizer) -> None:
+def test_templates_as_hugging_face_writes_them(bpe: ModelTokenizer) -> None:
     assert bpe.render([{"role": "user", "content": "hi"}]) == "<s>hi"
-    out = render(
+    out = rendered(
         "{% for m in messages %}\n  {% if m.role == 'skip' %}{% continue %}{% endif %}\n{{ m | tojson }}\n{% endfor %}",
         [{"role": "skip"}, {"role": "é<"}],
     )
     assert out == '{"role": "é<"}\n'
-    assert render("{{ strftime_now('%Y') | length }}", []) == "4"
+    assert rendered("{{ strftime_now('%Y') | length }}", []) == "4"
 
 
 @pytest.mark.parametrize(
@@ -107,24 +117,24 @@ def test_templates_as_hugging_face_writes_them(bpe: Tokenizer) -> None:
     [
         ("{{ raise_exception('only two') }}", "only two"),
         ("{{ messages[0].x.y }}", "no attribute"),
-        ("{% if %}", "refuses"),
+        ("{% if %}", "not a chat template"),
     ],
 )
 def test_what_a_template_refuses_is_said(template: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        render(template, [{}])
+        rendered(template, [{}])
 
 
 def test_a_template_cannot_reach_outside() -> None:
     with pytest.raises(UserError):
-        render("{{ messages.__class__.__mro__[1].__subclasses__() }}", [])
+        rendered("{{ messages.__class__.__mro__[1].__subclasses__() }}", [])
 
 
 def test_a_folder_without_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no tokenizer"):
-        Tokenizer(tmp_path, 32_000)
+        ModelTokenizer(tmp_path, 32_000)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
-        Tokenizer(tmp_path, 32_000)
+    with pytest.raises(UserError, match="not a tokenizer"):
+        ModelTokenizer(tmp_path, 32_000)
     with pytest.raises(UserError, match="no chat template"):
-        Tokenizer(tmp_path / "none", 256).render([{"role": "user", "content": "x"}])
+        ModelTokenizer(tmp_path / "none", 256).render([{"role": "user", "content": "x"}])
