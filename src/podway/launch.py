@@ -16,11 +16,12 @@ import msgspec
 
 from podway.catalog.slices import find_slice
 from podway.order import Host, Order
+from podway.task.mounts import WORKDIR_NAME
 from podway.task.task import Git, Task, Url
 
 COORDINATOR_PORT = 8476  # the port JAX itself uses for its coordinator on Cloud TPU
 MEGASCALE_PORT = 8080  # libtpu's default for multislice
-WORKDIR = "~/sky_workdir"
+WORKDIR = f"~/{WORKDIR_NAME}"
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ Mode = Literal["COPY", "MOUNT", "MOUNT_CACHED"]
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")  # cloud.google.com/storage/docs/buckets#naming
+WORKDIR_NAME = "sky_workdir"  # below the home of every host
 _MODES: dict[str, Mode] = {"MOUNT": "MOUNT", "COPY": "COPY", "MOUNT_CACHED": "MOUNT_CACHED"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -70,16 +71,16 @@ def mount_target(field: Field, text: str) -> str:
     """Where on a host something appears, without `.` and `..`."""
     target = settled(text.strip())
     if target is None:
-        raise field.error(
-            f"`{text}` leads out of the home or the workdir", "write the path without `..`, or from the root"
-        )
+        raise field.error(f"`{text}` leads out of the home", "write the path without `..`, or from the root")
     if "\0" in target or "\n" in target or target in ("", "/", "//", "~", "."):
         raise field.error(f"`{text}` cannot be mounted over", "name a directory or file of its own, such as /data")
     return target
 
 
 def settled(target: str) -> str | None:
-    """A target without `.` and `..`; None where it leads above the home (`~/`) or the workdir that it starts from."""
+    """A target without `.` and `..`; None where it leads above the home. The workdir lies in the home: `../x` is `~/x`."""
+    if posixpath.normpath(target).startswith("../") and not target.startswith("~/"):
+        target = f"~/{WORKDIR_NAME}/{target}"
     begin = "~/" if target.startswith("~/") else ""
     inside = posixpath.normpath(target.removeprefix(begin)) if target.removeprefix(begin) else "."
     if inside == ".." or inside.startswith("../"):
