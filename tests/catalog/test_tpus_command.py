@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from podway.cli.tpus import command
+from podway.cli.index import podway
 from podway.errors import UserError
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def run(*args: str) -> str:
-    result = CliRunner().invoke(command, list(args), catch_exceptions=False)
+    result = CliRunner().invoke(podway, ["tpus", *args], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 

@@ -111,8 +111,23 @@ def test_a_tile_is_kept() -> None:
 
 
 def test_long_sequences_are_split_where_there_are_fewer_than_chips() -> None:
-    search = search_train(LLAMA, PlanOptions(seq=131_072, batch=16), [find_slice("v6e-256")])
+    search = search_train(LLAMA, PlanOptions(seq=131_072, batch=8), [find_slice("v6e-256")])
     assert search.plans[0].mesh.context > 1
+
+
+def test_a_sequence_that_no_kernel_can_cut_is_said_to_be_that() -> None:
+    with pytest.raises(UserError, match="1000 tokens cannot be cut into the attention kernel's blocks") as caught:
+        search_train(LLAMA, PlanOptions(seq=1000, batch=512), [find_slice("v6e-16")])
+    assert "--seq 1024" in caught.value.hint
+
+
+def test_hints_leave_out_what_is_given() -> None:
+    template = Training(seq=1, batch=1, optimizer="adafactor")
+    with pytest.raises(UserError) as caught:
+        options = PlanOptions(seq=8192, batch=1, remat="full", template=template)
+        plan_train(find_model("llama3.1-70b"), options, [find_slice("v6e-8")])
+    for word in ("adafactor", "--remat full", "--opt-dtype", "smaller --batch"):
+        assert word not in caught.value.hint
 
 
 def test_slices_without_multislice_are_not_joined() -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from podway.catalog.slices import find_slice
 from podway.errors import UserError
-from podway.plan.evidence import rows_of, t5_plan
+from podway.plan.evidence import t5_plan
+from podway.plan.published_rows import rows_of
 from podway.plan.search import PlanOptions
 from podway.plan.t5 import T5_68B, T5X, XXL, evaluate_t5, search_t5, t5_mesh
 from podway.plan.t5 import rows_of as rows_on_a_tile

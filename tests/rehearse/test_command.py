@@ -12,6 +12,7 @@ from podway.cli import rehearse as verb
 from podway.cli.index import podway
 from podway.errors import UserError
 from podway.rehearse.memory import Buffer, Hbm
+from podway.rehearse.program import Op
 from podway.rehearse.reading import read_program
 from podway.rehearse.rehearsal import CompileReport, Rehearsal
 from tests.rehearse.recorded import fabric, text
@@ -23,7 +24,10 @@ GIB = 2**30
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Rehearsal]:
     """What would be compiled; every answer is the recorded program, 1 GiB for each 8 sequences over a limit of 4."""
     seen: list[Rehearsal] = []
-    program = read_program(text("scan_v5e"), fabric("v5litepod-4"))
+    recorded = read_program(text("scan_v5e"), fabric("v5litepod-4"))
+    # Turned often enough to be as slow as a step of the model could be.
+    again = Op(name="layers", kind="loop", turns=2000, blocks=(recorded.ops,))
+    program = msgspec.structs.replace(recorded, ops=(again,))
 
     def rehearse(wanted: Any, *, jobs: int, fresh: bool, progress: Any) -> list[CompileReport]:
         found = []
@@ -69,6 +73,11 @@ def test_a_step_as_it_is_asked_for(asked: list[Rehearsal]) -> None:
     for part in ("HBM a device   2.00 of 4.00 GiB", "tokens/s, MFU", "–", "LARGEST AT THE FULLEST MOMENT",
                  "MOST OF THE TIME", "collective-permute 5 of 5", "schedule"):  # fmt: skip
         assert part in page or part == "schedule", part
+
+
+def test_an_estimate_above_the_peak_is_reported_and_not_shown(asked: list[Rehearsal]) -> None:
+    page = run("train", "llama3.1-8b", "--tpu", "v5e-4", "--seq", "8192", "--mesh", "fsdp=4", "--batch", "32")
+    assert "internal error: this estimate is above the peak" in page and "MFU" not in page
 
 
 def test_what_does_not_fit_says_what_would(asked: list[Rehearsal]) -> None:

@@ -4,10 +4,11 @@ import pytest
 
 from podway.rehearse.fabric import groups_in
 from podway.rehearse.hlo import Instruction, read_module
-from podway.rehearse.kernels import attention_of
+from podway.rehearse.kernels import attention_of, grouped_of
 from podway.rehearse.memory import array_name, read_memory
-from podway.rehearse.program import Program, asynchronous, each
+from podway.rehearse.program import Attention, Program, asynchronous, each
 from podway.rehearse.reading import read_program
+from podway.rehearse.timeline import estimate
 from tests.rehearse.recorded import fabric, text
 
 
@@ -82,24 +83,72 @@ def test_the_way_around_a_ring_is_one_hop_and_back_along_a_line_is_all_of_it() -
     assert fabric("v6e-16").exchange_of(line, "collective-permute").hops == 3
 
 
-def kernel(name: str, operands: str) -> float:
+def kernel(name: str, operands: str, settings: str = "") -> Attention:
     lines = "".join(f"  %o{i} = {shape} parameter({i})\n" for i, shape in enumerate(operands.split("; ")))
     names = ", ".join(f"%o{i}" for i in range(len(operands.split("; "))))
     module = read_module(
         f"HloModule m\n\nENTRY %main (a: f32[8]) -> f32[8] {{\n{lines}"
-        f'  ROOT %{name}.1 = f32[8]{{0}} custom-call({names}), custom_call_target="tpu_custom_call"\n}}\n'
+        f'  ROOT %{name}.1 = f32[8]{{0}} custom-call({names}), custom_call_target="tpu_custom_call"{settings}\n}}\n'
     )
     found = attention_of(module.entry, module.entry[f"{name}.1"])
     assert found is not None and found.d_head == 128
-    return found.scores
+    return found
 
 
-def test_scores_that_a_mask_leaves() -> None:
+def test_blocks_that_a_mask_leaves() -> None:
     heads = "bf16[2,4,2048,128]; bf16[2,4,2048,128]; bf16[2,4,2048,128]"
-    square = 2 * 4 * 2048**2
-    assert kernel("flash_attention", heads) == square
-    assert kernel("splash_mha_fwd_residuals", f"s8[1,4,4]; {heads}") == square * 5 / 8  # causal, 4 x 4 blocks
-    assert kernel("splash_mha_fwd_residuals", f"s8[1,4,2]; {heads}") == square / 2  # a window of two blocks
+    square = 2 * 4 * 4 * 4  # heads and sequences, 4 x 4 blocks of 512
+    assert kernel("flash_attention", heads).computed == square
+    causal = kernel("splash_mha_fwd_residuals", f"s8[1,4,4]; {heads}")
+    assert (causal.computed, causal.grid, causal.size) == (square * 5 / 8, square, 512)
+    banded = kernel("splash_mha_fwd_residuals", f"s8[1,4,2]; {heads}")  # a window of two blocks
+    assert banded.computed < causal.computed and banded.grid < causal.grid
+
+
+def test_a_piece_of_a_split_sequence_is_causal_and_no_window() -> None:
+    """Queries of the last of 8 chips meet nearly all keys: the others wait for it."""
+    piece = kernel("splash_mha_fwd_residuals", "s8[1,2,16]; bf16[1,4,1024,128]; bf16[1,4,8192,128]; bf16[1,4,8192,128]")
+    assert piece.grid == 4 * 2 * 16
+    assert piece.computed == 4 * 2 * (8192 - 512 + 256) / 512
+
+
+def test_block_sizes_are_read_from_the_kernel() -> None:
+    heads = "s8[1,4,2]; bf16[1,4,4096,128]; bf16[1,4,4096,128]; bf16[1,4,4096,128]"
+    said = ', frontend_attributes={kernel_metadata={"xprof_metadata":"{\\"block_q_dkv\\": 1024, \\"block_kv_dkv\\": 2048}"}}'
+    found = kernel("splash_mha_dkv_no_residuals", heads, said)
+    assert found.fused and found.size == round((1024 * 2048) ** 0.5)
+    assert found.grid == found.rows * 4096 / found.size  # all of the square: no window
+
+
+def test_a_grouped_product_is_its_tiles() -> None:
+    lines = "  %a = bf16[8192,4096]{1,0} parameter(0)\n  %w = bf16[8,4096,14336]{2,1,0} parameter(1)\n"
+    attributes = 'custom_call_target="tpu_custom_call", frontend_attributes={ragged_dot_tiling="256,4096,4352"}'
+    module = read_module(
+        f"HloModule m\n\nENTRY %main (a: f32[8]) -> f32[8] {{\n{lines}"
+        f"  ROOT %ragged-dot-none.1 = bf16[8192,14336]{{1,0}} custom-call(%a, %w), {attributes}\n}}\n"
+    )
+    found = grouped_of(module.entry, module.entry["ragged-dot-none.1"])
+    assert found is not None
+    assert (found.rows, found.inner, found.columns, found.groups) == ((32 + 7) * 256, 4096, 4 * 4352, 8)
+    assert found.flops > 2 * 8192 * 4096 * 14336
+
+
+def test_slices_exchange_by_a_rendezvous() -> None:
+    joined = '_xla_host_transfer_rendezvous="psum.1",_xla_megascale_transfer_type="ALL_REDUCE"'
+    module = (
+        "HloModule m, is_scheduled=true\n\nENTRY %main (a: f32[8]) -> f32[1024,1024] {\n"
+        "  %a = f32[1024,1024]{1,0} parameter(0)\n  %t = token[] after-all()\n"
+        f"  %send.1 = (f32[1024,1024]{{1,0}}, u32[], token[]) send(%a, %t), is_host_transfer=true, frontend_attributes={{{joined}}}\n"
+        f"  %recv.1 = (f32[1024,1024]{{1,0}}, u32[], token[]) recv(%t), is_host_transfer=true, frontend_attributes={{{joined}}}\n"
+        "  %send-done.1 = token[] send-done(%send.1)\n"
+        "  ROOT %recv-done.1 = (f32[1024,1024]{1,0}, token[]) recv-done(%recv.1)\n}\n"
+    )
+    both = fabric("v5litepod-4", slices=2)
+    program = read_program(module, both)
+    assert [op.kind for op in program.ops] == ["collective", "wait"]
+    dcn = both.device.dcn_bandwidth
+    assert dcn is not None
+    assert estimate(program, both).point == pytest.approx(2 * 2**22 / 2 / dcn)
 
 
 def test_memory_by_name() -> None:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.catalog.slices import find_slice
+from podway.plan.kernels import STEP_CYCLES, kernel_of
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.program import Attention, Exchange, Op, Program
 from podway.rehearse.timeline import estimate
@@ -121,8 +122,9 @@ def test_cycles_of_a_megacore_are_of_both_cores_together() -> None:
 
 
 def test_attention_takes_the_cycles_of_its_blocks() -> None:
-    a = Attention(forward=1, backward=0, scores=512.0 * 512 * 1000, d_head=128)
-    ahead = V5E.device.flash[128][0] * 1000 / V5E.device.clock
+    a = Attention(part="forward", d_head=128, size=512, grid=1000, computed=500, rows=50)
+    loop = kernel_of("v5e", 512, False, 128).forward
+    ahead = (500 * loop.body + 50 * loop.ends + 1000 * (loop.step + STEP_CYCLES)) / V5E.device.clock
     assert run(Op(name="k", kind="kernel", attention=a)) == pytest.approx(ahead)
 
 

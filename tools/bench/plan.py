@@ -24,18 +24,19 @@ from podway.plan.evidence import (
     compiled_hbm,
     fitted,
     jobs,
-    row_of,
-    rows_of,
     serving,
     spearman,
     t5_plan,
     t5_ran,
 )
+from podway.plan.evidence_training import COMPILER_RATES, judged_training, median
 from podway.plan.finetune import finetune_template
 from podway.plan.memory import GIB
 from podway.plan.plans import TrainPlan, evaluate
+from podway.plan.published_rows import row_of, rows_of
 from podway.plan.search import PlanOptions, search_train
 from podway.plan.serve import ENGINE_EFFICIENCY, Load, Precision, search_serve, weights_per_device
+from podway.plan.t5 import T5X_MATRIX_EFFICIENCY
 from podway.plan.training import BYTES, Program, Training
 
 BEGIN, END = "<!-- bench-plan: begin -->", "<!-- bench-plan: end -->"
@@ -44,9 +45,8 @@ Checks = list[tuple[str, bool]]
 
 def constants(checks: Checks) -> str:
     """Calibrated constants beside the value that their rows give."""
-    used = {
-        ("matrix_efficiency", "v5e"): device_of("v5e").matrix_efficiency,
-        ("matrix_efficiency", "v4"): device_of("v4").matrix_efficiency,
+    used = {("matrix_efficiency", name): device_of(name).matrix_efficiency for name in COMPILER_RATES} | {
+        ("t5x_matrix_efficiency", "v4"): T5X_MATRIX_EFFICIENCY,
         ("straggler_loss_per_doubling", "v5e"): STRAGGLER_LOSS_PER_DOUBLING,
         ("engine_efficiency", "v6e"): ENGINE_EFFICIENCY,
     }
@@ -56,6 +56,37 @@ def constants(checks: Checks) -> str:
     ]
     checks.append(("constants equal their fit to 0.002", all(abs(used[k] - v) < 0.002 for k, v in fitted().items())))
     return table(["CONSTANT", "FITTED ON", "FIT", "USED"], rows, right=("FIT", "USED"))
+
+
+def training_section(checks: Checks) -> str:
+    """Published steps of every generation: planned, and planned by rates that were fitted without the row's model."""
+    rows, judged = [], judged_training()
+    for one in judged:
+        name = one.row + ("*" if one.calibration else "")
+        rows.append(
+            [name, one.kind, f"{one.published:.2f} s", f"{one.predicted:.2f} s", f"{100 * one.error:+.1f}%",
+             f"{100 * one.unseen_error:+.1f}%"]
+        )  # fmt: skip
+    lines = []
+    for generation in dict.fromkeys(one.generation for one in judged):
+        ours = [one for one in judged if one.generation == generation]
+        bias = sum(one.error for one in ours) / len(ours)
+        lines.append(
+            f"{generation}: {len(ours)} rows, bias {100 * bias:+.1f}%, {_spread([o.unseen_error for o in ours])}"
+        )
+    for kind in ("dense", "mixture", "quantised"):
+        lines.append(f"{kind}: {_spread([one.unseen_error for one in judged if one.kind == kind])}")
+    spread = median(abs(one.unseen_error) for one in judged)
+    checks.append((f"published steps, each model unseen: median |error| {100 * spread:.1f}% <= 6%", spread <= 0.06))
+    mixtures = median(abs(one.unseen_error) for one in judged if one.kind == "mixture")
+    checks.append((f"published mixtures of experts: median |error| {100 * mixtures:.1f}% <= 12%", mixtures <= 0.12))
+    headers = ["ROW", "KIND", "PUBLISHED", "PLANNED", "SPEED", "MODEL UNSEEN"]
+    return table(headers, rows, right=(2, 3, 4, 5)) + "\n" + "\n".join(lines)
+
+
+def _spread(errors: list[float]) -> str:
+    sizes = [abs(error) for error in errors]
+    return f"with the model unseen median |error| {100 * median(sizes):.1f}%, largest {100 * max(sizes):.1f}%"
 
 
 def jobs_section(checks: Checks) -> str:
@@ -308,6 +339,7 @@ def _marked(one: Comparison) -> str:
 
 SECTIONS: dict[str, Callable[[Checks], str]] = {
     "Calibrated constants": constants,
+    "Published training steps": training_section,
     "MFU of the 16B-128B jobs on v5e-256": jobs_section,
     "The same jobs on one slice, rehearsed": rehearsed_jobs_section,
     "HBM of a device in MaxText's programs, planned and compiled": compiled_section,

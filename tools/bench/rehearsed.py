@@ -14,9 +14,10 @@ from podway.decoding import from_json
 from podway.model.families import find_model
 from podway.model.flops import flops_per_token
 from podway.model.layout import MeshShape, parse_mesh
-from podway.plan.evidence import Comparison, is_calibration, job_plan, rows_of
+from podway.plan.evidence import Comparison, job_plan
 from podway.plan.memory import GIB
 from podway.plan.plans import evaluate
+from podway.plan.published_rows import is_calibration, rows_of
 from podway.plan.training import MAXTEXT_2023, Adapters, Optimizer, Training
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.rehearsal import CompileReport, Rehearsal, rehearse_training

@@ -46,7 +46,7 @@ step_options = options(
     click.option(
         "--mesh",
         metavar="AXES",
-        help="fsdp=16,tensor=16; one size may be *. Axes: data, fsdp, expert, tensor, context.",
+        help="fsdp=16,tensor=16, of one slice; one size may be *. Axes: data, fsdp, expert, tensor, context (slices).",
     ),
     click.option(
         "--tile", metavar="X,Y,Z", help="The box of chips that a tensor group fills (see `plan explain tile`)."
@@ -80,15 +80,28 @@ def precision_of(asked: dict[str, Any]) -> dict[str, Any]:
     return {"optimizer": optimizer, "moments": moments, "params": params}
 
 
+def _mesh_of(text: str, devices: int | None, slices: int | None) -> MeshShape:
+    """A mesh as it is written: that of one slice, or with `slices=` that of all of them. `devices` are those of a slice."""
+    if devices is None:
+        raise UserError("--mesh needs one slice", "name it with --tpu, such as --tpu v6e-8")
+    if "slices=" not in text:
+        return parse_mesh(text, chips=devices)
+    written = next(part for part in text.replace(" ", "").split(",") if part.startswith("slices="))
+    number = written.removeprefix("slices=")
+    many = int(number) if number.isascii() and number.isdigit() else slices or 1
+    if slices is not None and many != slices:
+        raise UserError(
+            f"--mesh {text!r} is for {many} slices, and --slices is {slices}", "give the same number in both"
+        )
+    return parse_mesh(text, chips=devices * many)
+
+
 def plan_options_of(devices: int | None, asked: dict[str, Any]) -> PlanOptions:
-    """What was asked for, from the words it was asked in."""
+    """What is asked for, from the options of the command line; `devices` are those of the one slice that is named."""
     seq = asked["seq"]
     tile = parse_tile(asked["tile"]) if asked["tile"] else None
-    mesh: MeshShape | None = None
-    if asked["mesh"]:
-        if devices is None:
-            raise UserError("--mesh needs one slice", "name it with --tpu, such as --tpu v6e-8")
-        mesh = parse_mesh(asked["mesh"], chips=devices)
+    mesh = _mesh_of(asked["mesh"], devices, asked["slices"]) if asked["mesh"] else None
+    slices = mesh.slices if mesh is not None and asked["slices"] is None and mesh.slices > 1 else asked["slices"]
     program = PROGRAMS[asked.get("program") or "podway"]
     return PlanOptions(
         seq=seq,
@@ -97,7 +110,7 @@ def plan_options_of(devices: int | None, asked: dict[str, Any]) -> PlanOptions:
         remat=asked["remat"],
         mesh=mesh,
         tile=tile,
-        slices=asked["slices"],
+        slices=slices,
         tokens=parse_amount(asked["tokens"], "--tokens") if asked.get("tokens") else None,
         days=parse_amount(asked["days"], "--days") if asked.get("days") else None,
         budget=parse_amount(asked["budget"], "--budget") if asked.get("budget") else None,

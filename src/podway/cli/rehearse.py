@@ -87,7 +87,7 @@ def train(model: str, tpu: str, largest_batch: bool, **asked: Any) -> None:
     """Rehearse a training step: the one given, or the one the planner would choose."""
     check_installed()
     shape, candidates = find_model(model), slices_named(tpu)
-    options = plan_options_of(candidates[0].devices * (asked["slices"] or 1) if len(candidates) == 1 else None, asked)
+    options = plan_options_of(candidates[0].devices if len(candidates) == 1 else None, asked)
     slice, mesh, training = choose(shape, options, candidates)
     with Screen(err=True) as screen:
         if largest_batch:

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from podway.cli.tables import table
+from podway.plan.chips import device_of
 from podway.plan.memory import GIB
 from podway.plan.plans import TrainPlan
 from podway.quantities import format_number, format_seconds
@@ -40,7 +41,19 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         """Of a step that takes so long."""
         if self.plan is None:
             return None
-        return self.plan.model_flops / seconds / self.plan.chips / self.plan.slice.generation_facts.peak_bf16
+        device = device_of(self.plan.slice.generation)
+        peak = device.peak(self.plan.training.compute) * device.per_chip * self.plan.chips
+        mfu = self.plan.model_flops / seconds / peak
+        return mfu if mfu <= 1 else None  # `notes` says so
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Of the estimate; an estimate above what the chips can do is a mistake of ours, and is said instead of shown."""
+        if self.estimate is None:
+            return ()
+        if self.plan is None or self.mfu(self.estimate.low) is not None:
+            return self.estimate.notes
+        return (*self.estimate.notes, "internal error: this estimate is above the peak of its chips; please report it")
 
 
 def page(outcome: Outcome, *, top: int) -> str:
@@ -58,7 +71,7 @@ def page(outcome: Outcome, *, top: int) -> str:
         lines += ["", "What would make it fit:", *(f"  {fix}" for fix in outcome.fixes)]
     if outcome.estimate is not None and report.memory.fits:
         lines += ["", top_table(outcome.estimate, top)]
-        lines += [f"  note: {note}" for note in outcome.estimate.notes]
+        lines += [f"  note: {note}" for note in outcome.notes]
     return "\n".join(lines)
 
 
@@ -82,9 +95,9 @@ def _planned_bytes(outcome: Outcome) -> str:
 def _times(outcome: Outcome, estimate: Estimate) -> list[str]:
     planned = f" (planned {format_seconds(outcome.plan.time.total)})" if outcome.plan else ""
     lines = [f"  step           {format_seconds(estimate.point)}, {_span(estimate)}{planned}"]
-    rate, mfu = outcome.tokens_per_second, outcome.mfu(estimate.point)
-    if rate is not None and mfu is not None:
-        least, most = outcome.mfu(estimate.high) or 0.0, outcome.mfu(estimate.low) or 0.0
+    rate, mfu, most = outcome.tokens_per_second, outcome.mfu(estimate.point), outcome.mfu(estimate.low)
+    if rate is not None and mfu is not None and most is not None:
+        least = outcome.mfu(estimate.high) or 0.0
         speed = f"{format_number(rate)} tokens/s, MFU {100 * mfu:.1f}% ({100 * least:.1f}–{100 * most:.1f})"
         lines.append(f"  speed          {speed}")
     parts = [f"{PARTS[kind]} {format_seconds(s)}" for kind, s in sorted(estimate.parts.items(), key=lambda p: -p[1])]

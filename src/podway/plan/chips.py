@@ -3,22 +3,16 @@
 `device_of(generation)` joins the catalog's facts (peak, HBM, links) with three kinds of constants:
 
 1. Reached fractions that hold for every generation, each with its source below.
-2. `matrix_efficiency`: the part of peak that large matrix products reach. For v5e and v4 it is calibrated, on the rows of
-   `published/calibration.csv`; for the others it is what the TPU compiler itself estimates (libtpu 0.0.51,
-   `estimated_cycles` of bf16 products of 4 to 12 LLM shapes, forward and both backward forms, weighted by FLOPs, with
-   the flags that Google's recipes set for the generation).
-3. `flash`: cycles that the splash attention kernel of jax 0.10.2 takes for a block of 512 x 512 scores on one core, as
-   the bundles that libtpu 0.0.51 schedules for it: (forward, backward), by head dimension. They hold what FLOPs do not
-   say: softmax on the vector unit, which binds below 128 channels (and on v6e and later always), and a backward pass of
-   two kernels that makes the scores twice.
+2. `matrix_efficiency`: the part of peak that large matrix products reach, calibrated for each generation on published steps.
+3. What the attention kernel takes is in `kernels.py`, by block size and head size.
 """
 
 from functools import cache
-from types import MappingProxyType
 
 import msgspec
 
 from podway.catalog.generations import GENERATIONS
+from podway.plan.kernels import Blocks, kernel_cycles
 
 # Measured over nominal, tpu7x: 6.42e12 of 7.38e12 (MaxText's recipes). The plain-JAX decode loop of jax-llm-examples
 # reaches 0.85 on v5e. Taken for every generation.
@@ -28,7 +22,7 @@ ICI_EFFICIENCY = 0.95
 HOP_SECONDS = 1e-6  # scaling-book: about 1 us a hop
 # What a synchronous step over n slices loses to the slowest of them: this fraction for each doubling of n. Empirical;
 # calibrated on published/calibration.csv (v5e) and taken for every generation that can join slices.
-STRAGGLER_LOSS_PER_DOUBLING = 0.020
+STRAGGLER_LOSS_PER_DOUBLING = 0.021
 # A gathered weight whose shards are no multiple of 8 rows is copied into another tiling, 8.45 elements a cycle: libtpu
 # 0.0.51 estimates 19,857,408 cycles for the copy of 32768 x 5120 gathered from 256 shards of 20 rows on v5e.
 RELAYOUT_ELEMENTS_PER_CYCLE = 8.45
@@ -41,22 +35,24 @@ _FLOPS_PER_CYCLE_AND_CORE = {
 }  # fmt: skip
 _MXU_WIDTH = {"v6e": 256, "tpu7x": 256}  # 128 before
 
+# Bytes/s between a chip and its host, one way: 16 to 32 GB/s (scaling-book, "How to think about TPUs"), which are PCIe 3.0 and
+# 4.0 with 16 lanes. Which generation has which is not published: 3.0 is assumed to v5p, 4.0 for v6e, 5.0 for tpu7x.
+_HOST_BANDWIDTH = {"v4": 1.6e10, "v5e": 1.6e10, "v5p": 1.6e10, "v6e": 3.2e10, "tpu7x": 6.4e10}
+
+# Calibrated: the mean over a generation's dense models of what their published steps ask for (published/calibration.csv,
+# `evidence_training.py`). The compiler's own cycles are more optimistic: 0.93 on v4 and v5e, 0.92 on v5p, 0.90 on v6e, 0.83
+# on tpu7x; what a running chip loses (power, the slowest of its neighbours, launching programs) is in no program.
 _MATRIX_EFFICIENCY = {
-    "v5e": 0.963,  # calibrated: the 32B job on one slice; the compiler estimates 0.93
-    "v4": 0.844,  # calibrated: T5-11B, tiles of 4x2x2, batch 5376; the compiler estimates 0.93
-    "v5p": 0.92,  # compiler
-    "v6e": 0.90,  # compiler, with xla_tpu_scoped_vmem_limit_kib=98304 as the recipes set it
-    "tpu7x": 0.83,  # compiler
+    "v4": 0.771,  # 22B on one and two slices
+    "v5e": 0.956,  # 32B on one slice
+    "v5p": 0.851,  # 32B and 128B on one and two slices
+    "v6e": 0.755,  # Llama 3.1 8B and 70B, GPT-3 175B
+    "tpu7x": 0.717,  # Llama 3.1 70B
 }
 
-_FLASH: dict[str, dict[int, tuple[int, int]]] = {
-    "v4": {64: (3012, 5722), 128: (2994, 5637), 256: (4503, 9382)},
-    "v5e": {64: (1984, 4202), 128: (2134, 4136), 256: (3283, 7950)},
-    "v5p": {64: (2296, 4547), 128: (2376, 4653), 256: (3560, 8202)},
-    "v6e": {64: (1375, 2851), 128: (1527, 2907), 256: (1663, 3215)},
-    "tpu7x": {64: (1419, 2916), 128: (1408, 2838), 256: (2027, 3621)},
-}
-FLASH_BLOCK = 512
+
+# Products of a block of scores: scores and their sum with the values; backward, scores, their gradient, and dq, or dk and dv.
+_ATTENTION_PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4, "backward": 7}
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +63,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     cores: int  # TensorCores that work for this device
     peak_bf16: float
     peak_int8: float
+    peak_fp8: float | None
     hbm_limit: int  # bytes that a program may use
     hbm_bandwidth: float  # as reached
     link_bandwidth: float  # one ICI link of the chip, one way, as reached
@@ -74,7 +71,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     clock: float
     mxu_width: int
     matrix_efficiency: float
-    flash: MappingProxyType[int, tuple[int, int]]
+    host_bandwidth: float  # bytes/s between HBM and host memory, one way
+    host_bytes: float  # of host memory: this device's share
 
     @property
     def matrix_rate(self) -> float:
@@ -91,12 +89,21 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         turned = _filled(rows, self.mxu_width) * _filled(columns, SUBLANES)
         return _filled(inner, self.mxu_width) * max(along * through, turned)
 
-    def flash_seconds(self, scores: float, d_head: int, *, forward: float, backward: float) -> float:
-        """Time of the attention kernel for this many scores, so many times forward and backward."""
-        known = min((d for d in self.flash if d >= d_head), default=max(self.flash))
-        ahead, back = self.flash[known]
-        cycles = (forward * ahead + backward * back) * max(1.0, d_head / known)
-        return scores / FLASH_BLOCK**2 * cycles / (self.clock * self.cores)
+    def product_rate(self, compute: str) -> float:
+        """FLOP/s of large products in bfloat16, int8 or fp8; the bfloat16 rate where the unit has no faster mode."""
+        peak = {"int8": self.peak_int8, "fp8": self.peak_fp8}.get(compute) or self.peak_bf16
+        return max(peak, self.peak_bf16) * self.matrix_efficiency
+
+    def attention_seconds(self, loop: str, blocks: Blocks, *, fused: bool, d_head: int) -> float:
+        """Time of an attention kernel (`kernels.py`): its cycles, no less than its products on the matrix unit."""
+        cycles = kernel_cycles(self.generation, loop, blocks, fused=fused, d_head=d_head)
+        products = 5 if fused and loop != "forward" else _ATTENTION_PRODUCTS[loop]
+        flops = products * 2.0 * blocks.computed * blocks.size**2 * d_head
+        return max(cycles / (self.clock * self.cores), flops / self.matrix_rate)
+
+    def peak(self, compute: str) -> float:
+        """The same by the datasheet."""
+        return self.product_rate(compute) / self.matrix_efficiency
 
 
 def _filled(size: float, unit: int) -> float:
@@ -117,6 +124,7 @@ def device_of(generation: str) -> Device:
         cores=cores,
         peak_bf16=facts.peak_bf16 / per_chip,
         peak_int8=facts.peak_int8 / per_chip,
+        peak_fp8=None if facts.peak_fp8 is None else facts.peak_fp8 / per_chip,
         hbm_limit=int((facts.hbm_usable_bytes or facts.chip_hbm_bytes) / per_chip),
         hbm_bandwidth=facts.chip_hbm_bandwidth / per_chip * HBM_EFFICIENCY,
         link_bandwidth=facts.ici_link_bandwidth * ICI_EFFICIENCY,
@@ -124,5 +132,6 @@ def device_of(generation: str) -> Device:
         clock=facts.peak_bf16 / (facts.cores_per_chip * _FLOPS_PER_CYCLE_AND_CORE[generation]),
         mxu_width=_MXU_WIDTH.get(generation, 128),
         matrix_efficiency=_MATRIX_EFFICIENCY.get(generation, _MATRIX_EFFICIENCY[older]),
-        flash=MappingProxyType(_FLASH.get(generation, _FLASH[older])),
+        host_bandwidth=_HOST_BANDWIDTH.get(generation, _HOST_BANDWIDTH[older]) / per_chip,
+        host_bytes=(facts.host_ram or 0) / 4 / per_chip,
     )

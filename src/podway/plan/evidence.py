@@ -5,46 +5,24 @@
 result up. `make bench-plan` prints all of it, and the tests hold the constants to their fit.
 """
 
-import csv
-from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from math import log2
-from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from podway.catalog.slices import find_slice
 from podway.model.families import find_model
 from podway.model.flops import flops_per_token
 from podway.model.layout import MeshShape
-from podway.plan.chips import Device, device_of
+from podway.plan.chips import Device
+from podway.plan.evidence_training import fit_rate, fitted_rate
 from podway.plan.memory import GIB
 from podway.plan.network import place
 from podway.plan.plans import TrainPlan, evaluate
+from podway.plan.published_rows import Row, is_calibration, row_of, rows_of
 from podway.plan.serve import Load, Precision, replica_rate, step_of
 from podway.plan.steptime import step_time
 from podway.plan.t5 import T5_MODELS, T5X, evaluate_t5, t5_mesh, t5_time
 from podway.plan.training import MAXTEXT_2023, PROGRAMS, Adapters, Training
-
-Row = dict[str, str]
-
-
-@cache
-def rows_of(name: str) -> tuple[Row, ...]:
-    """A file of published results."""
-    with open(Path(__file__).parent / "published" / f"{name}.csv", encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
-
-
-def row_of(name: str, row: str) -> Row:
-    """One row by its name."""
-    return next(one for one in rows_of(name) if one["row"] == row)
-
-
-def is_calibration(name: str, row: str) -> bool:
-    """Whether a constant was fitted on this row."""
-    return any(one["table"] == name and one["row"] == row for one in rows_of("calibration"))
 
 
 class Comparison(NamedTuple):
@@ -181,8 +159,10 @@ def fitted() -> dict[tuple[str, str], float]:
             slower = pair.predicted / pair.published
             reached.append(slower if row["tpot_ms"] else 1 / slower)
             found[key] = sum(reached) / len(reached)
-        elif one["constant"] == "matrix_efficiency":
-            found[key] = _fit(partial(_seconds, row), one["generation"], _published(row))
+        elif one["table"] == "training":
+            found[key] = fitted_rate(one["generation"]) or 0.0
+        elif one["constant"] in ("matrix_efficiency", "t5x_matrix_efficiency"):
+            found[key] = fit_rate(partial(_seconds, row), one["generation"], _published(row))
         else:
             plan = job_plan(row)
             alone = plan.time.total - plan.time.straggler
@@ -208,13 +188,3 @@ def _seconds(row: Row, device: Device) -> float:
         return step_time(find_model(row["model"]), plan.mesh, plan.training, device, place(plan.mesh, slice)).total
     mesh = t5_mesh(slice, t5_tile(row))
     return t5_time(T5_MODELS[row["model"]], mesh, t5_training(row), device, place(mesh, slice)).total
-
-
-def _fit(seconds: Callable[[Device], float], generation: str, target: float) -> float:
-    """The matrix efficiency at which a step takes as long as it did."""
-    low, high = 0.3, 1.2
-    for _ in range(40):
-        middle = (low + high) / 2
-        slower = seconds(msgspec.structs.replace(device_of(generation), matrix_efficiency=middle)) > target
-        low, high = (middle, high) if slower else (low, middle)
-    return low

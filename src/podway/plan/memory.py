@@ -80,7 +80,7 @@ def train_memory(
         weights=weights,
         optimizer=optimizer,
         gradients=gradients,
-        saved=tokens * saved_bytes_per_token(shape, mesh, training.saved) + _kept_weights(shape, mesh, training),
+        saved=tokens * saved_bytes_per_token(shape, mesh, training.held) + _kept_weights(shape, mesh, training),
         logits=_logits(shape, mesh, training, tokens, usable or limit),
         temp=_temp(shape, mesh, training, tokens),
         limit=limit,
@@ -182,13 +182,21 @@ def _saved_bytes(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, 
         if kept.axes[-1] == "head_dim":  # the lanes of a tile that a narrow head leaves empty
             width = width // shape.d_head * -(-shape.d_head // LANES) * LANES
         wide += width if kept.name == "mlp_in" else 0
-        if kept.name == "residual" or kept.name in saved:
+        if kept.name in saved and _asked_for(kept.name, shape):
             # In an expert group every device holds the rows of all its neighbours.
             size += width * (expert if shape.experts and kept.name == "mlp_in" else 1)
     if "rest" in saved:
         # What has no name: two norms in float32, each with its input, and the activation with what its gradient needs.
         size += 8 * shape.d_model / tensor + 2 * wide
     return float(size * shape.layers * COMPUTE_BYTES)
+
+
+def _asked_for(name: str, shape: ModelShape) -> bool:
+    """Whether the backward pass needs a tensor at all: the end of a layer is the saved input of the next, and no policy keeps
+    what nothing asks for."""
+    if name == "mlp_out":
+        return shape.block == "sandwich"
+    return name != "attn_out" or shape.block != "parallel"
 
 
 def _kept_weights(shape: ModelShape, mesh: MeshShape, training: Training) -> float:
@@ -202,7 +210,7 @@ def _logits(shape: ModelShape, mesh: MeshShape, training: Training, tokens: floa
     """float32 logits of a chunk, and a quarter for what their place wastes (none in small programs, a half in large ones);
     the gathered output matrix and its gradient; the last layer's output and its gradient, in bfloat16 and float32."""
     head = head_product(shape, mesh.tensor)
-    logits, parts = BYTES["float32"] * tokens * head.columns, 1
+    logits, parts = training.program.logits_bytes * tokens * head.columns, 1
     if training.program.logits_share is not None:
         room = training.program.logits_share * usable * _WHOLE
         parts = _chunks(training.seq // mesh.context, ceil(logits / room))

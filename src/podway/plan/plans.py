@@ -55,8 +55,9 @@ class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs over peak bf16 FLOPs."""
-        return self.tflops_per_chip * 1e12 / self.slice.generation_facts.peak_bf16
+        """Model FLOPs over the peak of the precision that products are computed in."""
+        device = device_of(self.slice.generation)
+        return self.tflops_per_chip * 1e12 / (device.peak(self.training.compute) * device.per_chip)
 
     @property
     def dollars_per_million_tokens(self) -> float | None:
@@ -84,7 +85,7 @@ def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Trainin
     if training.adapters is not None:
         flops *= 2 / 3  # frozen matrices have no gradient of their own
     hourly = _price(slice, spot)
-    return TrainPlan(
+    plan = TrainPlan(
         slice=slice,
         mesh=mesh,
         training=training,
@@ -93,6 +94,14 @@ def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Trainin
         model_flops=flops * training.tokens,
         dollars_per_hour=None if hourly is None else hourly * mesh.slices,
     )
+    check_mfu(plan.mfu, f"{slice.accelerator_type} {mesh}")
+    return plan
+
+
+def check_mfu(mfu: float, where: str) -> None:
+    """A figure above the chip's peak is a mistake of the model of the chip: it is reported, never printed as a result."""
+    if mfu > 1:
+        raise AssertionError(f"internal error: the estimate for {where} is above the peak of its chips (MFU {mfu:.2f})")
 
 
 @cache

@@ -8,17 +8,21 @@ code, so full remat costs 7.2 FLOPs a parameter and token in the 32B model, not 
 
 from collections.abc import Mapping
 from functools import cache
-from math import prod
+from math import ceil, prod
 from types import MappingProxyType
 from typing import NamedTuple
 
 from podway.model.layout import TRAIN_RULES, MeshShape, shard_dims, shard_shape
 from podway.model.params import Param, activations, params
 from podway.model.shape import ModelShape
-from podway.plan.chips import Device
+from podway.plan.chips import SUBLANES, Device
 from podway.plan.training import COMPUTE_BYTES, Training
 
-_EXPERT_TILE = 128  # rows that a grouped product pads each expert to: the default tile of jax's megablox kernel
+# Tiles of grouped products (`ragged_dot`) as libtpu 0.0.51 chooses them: 256 rows, all of the inner side, and as many columns, in
+# steps of 256, as keep a tile of the matrix below this many elements (forward and input gradient, weight gradient). Seen in
+# Mixtral's programs on v6e: (256, 4096, 4352), (256, 14336, 1280); (256, 4096, 1536), (256, 14336, 256).
+_TILE_ROWS = 256
+_TILE_ELEMENTS = (18_400_000, 6_400_000)
 
 
 class Product(NamedTuple):
@@ -40,23 +44,67 @@ class Product(NamedTuple):
         """FLOPs of one pass."""
         return 2.0 * tokens * self.rows * self.inner * self.columns * self.copies
 
-    def seconds(self, tokens: float, device: Device, *, passes: tuple[float, float, float]) -> float:
+    def seconds(
+        self, tokens: float, device: Device, *, passes: tuple[float, float, float], training: Training | None = None
+    ) -> float:
         """Time of (forward, input gradient, weight gradient) passes."""
         rows = tokens * self.rows
-        if self.copies > 1:
-            rows = -(-rows // _EXPERT_TILE) * _EXPERT_TILE
+        program = training.program if training else None
+        if self.copies > 1 and program and program.expert_capacity is not None:
+            rows = ceil(rows * program.expert_capacity / SUBLANES) * SUBLANES
+        grouped = self.copies > 1 and (program is None or program.expert_capacity is None)
         k, n = self.inner, self.columns
-        work = 2.0 * rows * k * n / device.matrix_rate
-        moved = COMPUTE_BYTES * (rows * k + k * n + rows * n) / device.hbm_bandwidth
-        ahead, back, weight = passes
+        compute = training.compute if training else "bfloat16"
+        kinds = (compute, compute, (program and program.weight_gradient) or compute)
+        shapes = ((rows, k, n), (rows, n, k), (k, rows, n))
         total = 0.0
-        if ahead:
-            total += ahead * max(work / device.tile_efficiency(rows, k, n), moved)
-        if back:
-            total += back * max(work / device.tile_efficiency(rows, n, k), moved)
-        if weight:
-            total += weight * max(work / device.tile_efficiency(k, rows, n), moved)
+        for place, (count, kind, dims) in enumerate(zip(passes, kinds, shapes, strict=True)):
+            if not count:
+                continue
+            if grouped:
+                tile = program.expert_tile if program else None
+                sides = (n, k) if place == 1 else (k, n)
+                padded = _padded(rows, sides, self.copies, tile, weight=place == 2)
+            else:
+                padded = rows * k * n / device.tile_efficiency(*dims)
+            work = 2.0 * padded / device.product_rate(kind)
+            moved = COMPUTE_BYTES * (rows * k + k * n + rows * n) / device.hbm_bandwidth
+            total += count * (max(work, moved) + _quantising(dims, kind, device))
         return total * self.copies
+
+
+def _padded(
+    rows: float, sides: tuple[int, int], groups: int, tile: tuple[int, int, int] | None, *, weight: bool
+) -> float:
+    """Multiplications of one group of a grouped product, as its tiles compute them: a tile of rows that two groups share is
+    visited twice, and the last tile of the inner side and of the columns is computed whole."""
+    inner, columns = sides
+    if tile is None:
+        most = _TILE_ELEMENTS[weight] // max(1, inner) // 256 * 256
+        tile = (_TILE_ROWS, inner, max(256, min(most, -(-columns // 256) * 256)))
+    down, inside, across = tile
+    visited = (ceil(rows * groups / down) + groups - 1) * down / groups
+    return visited * ceil(inner / inside) * inside * ceil(columns / across) * across
+
+
+def _quantising(dims: tuple[float, float, float], kind: str, device: Device) -> float:
+    """Seconds to cast both operands of a product: read in bfloat16 and written in a byte, with their largest values read before."""
+    if kind == "bfloat16" or device.product_rate(kind) == device.matrix_rate:
+        return 0.0
+    rows, inner, columns = dims
+    return (2 * COMPUTE_BYTES + 1) * inner * (rows + columns) / device.hbm_bandwidth
+
+
+def dispatch_seconds(shape: ModelShape, training: Training, device: Device, tokens: float) -> float:
+    """The two products with one-hot matrices that bring tokens to their experts and back, forward, where tokens are dropped.
+
+    Each of the rows of all experts (capacity x experts of a token, for each sequence) is a sum over the sequence's tokens.
+    """
+    capacity = training.program.expert_capacity
+    if shape.experts is None or capacity is None:
+        return 0.0
+    rows = capacity * shape.experts.per_token * training.seq
+    return 2 * 2.0 * tokens * rows * shape.d_model / device.matrix_rate
 
 
 _SAVED_AS = {
@@ -109,7 +157,8 @@ def needed_again(shape: ModelShape, training: Training) -> frozenset[str]:
     saved = set(training.saved)
     again = {name for name, kept_as in _SAVED_AS.items() if kept_as not in saved}
     if shape.block != "sandwich":  # a norm after the MLP asks for what it normalised
-        again -= {"down", "experts_down", "shared_down"}
+        # What experts answer is asked for: the gradient of the weight that the router gave it is a product with it.
+        again -= {"down", "shared_down"}
     if shape.block == "parallel":
         again -= {"o"}
     return frozenset(again)

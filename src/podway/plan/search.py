@@ -21,7 +21,7 @@ from podway.errors import UserError
 from podway.model.layout import MeshShape
 from podway.model.params import count
 from podway.model.shape import ModelShape
-from podway.plan.chips import device_of
+from podway.plan.chips import LANES, device_of
 from podway.plan.memory import GIB, Memory, train_memory
 from podway.plan.network import check_tile
 from podway.plan.plans import HOUR, TrainPlan, evaluate
@@ -88,6 +88,10 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
 def search_train(shape: ModelShape, options: PlanOptions, candidates: Sequence[Slice]) -> Search:
     """All that fits on these slices, ranked; several slices: the best plan of each."""
+    if options.seq % LANES:
+        nearest = max(1, round(options.seq / LANES)) * LANES
+        what = f"a sequence of {options.seq} tokens cannot be cut into the attention kernel's blocks of {LANES}"
+        raise UserError(what, f"use a multiple of {LANES}: --seq {nearest}")
     distinct = list({(s.accelerator_type, s.topology): s for s in reversed(candidates)}.values())[::-1]
     counts = (options.slices,) if options.slices else SLICE_COUNTS if options.days else (1,)
     plans: list[TrainPlan] = []
@@ -111,11 +115,11 @@ def plan_train(shape: ModelShape, options: PlanOptions, candidates: Sequence[Sli
     """`search_train`, with a UserError where nothing fits."""
     search = search_train(shape, options, candidates)
     if not search.plans:
-        raise nothing_fits(shape, search)
+        raise nothing_fits(shape, options, search)
     return search
 
 
-def nothing_fits(shape: ModelShape, search: Search) -> UserError:
+def nothing_fits(shape: ModelShape, options: PlanOptions, search: Search) -> UserError:
     """The error of an empty search: the reason of what came closest."""
     if not search.rejected:
         return UserError("there is no slice to plan for", "name one with --tpu; `podway tpus` lists them")
@@ -125,9 +129,37 @@ def nothing_fits(shape: ModelShape, search: Search) -> UserError:
     if len(search.rejected) > 1:
         what = f"{size} fits on none of {len(search.rejected)} slices; closest is {near.where}: {near.reason}"
     if near.excess == float("inf"):
-        return UserError(what, "change the batch, --mesh, --tile, --microbatches or --slices")
-    smaller = "a smaller --batch, --remat full, --optimizer adafactor or --opt-dtype bf16"
-    return UserError(what, f"ask for a larger slice, --slices, {smaller}")
+        return UserError(what, "change " + _listed(_changeable(options)))
+    return UserError(what, "use " + _listed(_savings(shape, options)))
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _changeable(options: PlanOptions) -> list[str]:
+    """What was given and may be what nothing divides by; the batch, where nothing was."""
+    given = {
+        "--mesh": options.mesh,
+        "--tile": options.tile,
+        "--microbatches": options.microbatches,
+        "--slices": options.slices,
+    }
+    return ["--batch", *(name for name, value in given.items() if value is not None)]
+
+
+def _savings(shape: ModelShape, options: PlanOptions) -> list[str]:
+    """What would need less memory and is not asked for already."""
+    base = options.template or Training(seq=options.seq, batch=1)
+    words = ["a larger slice", "more --slices" if options.slices else "--slices"]
+    words += ["a smaller --batch"] if options.batch is None or options.batch > 1 else []
+    words += ["--remat full"] if options.remat not in (None, "full") else []
+    if base.adapters is None:
+        words += ["--optimizer adafactor"] if base.optimizer != "adafactor" else []
+        words += ["--opt-dtype bf16"] if base.optimizer == "adamw" and base.moments != "bfloat16" else []
+    elif base.adapters.base != "int8":
+        words.append("--int8-base")
+    return words
 
 
 def ranked(plans: Iterable[TrainPlan], options: PlanOptions, *, one_kind: bool) -> list[TrainPlan]:

@@ -4,10 +4,11 @@ A step is a sum of what is exposed, because it is a chain of layers:
 
 1. Matrix products at the reached rate, or at the speed of HBM where they are thin; the attention kernel.
 2. HBM: norms, rotations, activations in the backward pass, the softmax of the logits, the optimizer.
-3. ICI inside a slice. Gathers of fsdp weights run beside the layer's products and are exposed only where they take
-   longer. Gradient reductions and the exchanges of tensor, context and expert groups wait for data and are waited for:
-   they are exposed.
-4. DCN between slices: one all-reduce of the gradients, exposed; and the wait for the slowest slice.
+3. ICI inside a slice. Where the program runs gathers of fsdp weights beside the layer's products (`Program.beside`), they are
+   exposed only where they take longer; elsewhere, as are gradient reductions and the exchanges of tensor, context and
+   expert groups, they are waited for.
+4. Host memory: tensors that are offloaded go out beside the forward pass and come back beside the backward pass.
+5. DCN between slices: one all-reduce of the gradients, exposed; and the wait for the slowest slice.
 
 What each part is compared with, and how far off it is: docs/planning.md.
 """
@@ -21,15 +22,15 @@ import msgspec
 from podway.model.layout import MeshShape
 from podway.model.shape import ModelShape
 from podway.plan.chips import (
-    FLASH_BLOCK,
     RELAYOUT_ELEMENTS_PER_CYCLE,
     STRAGGLER_LOSS_PER_DOUBLING,
     Device,
 )
+from podway.plan.kernels import blocks_of
 from podway.plan.memory import adapter_params, held_params, misaligned
 from podway.plan.network import MeshPlacement, dcn_reduce_seconds
-from podway.plan.products import head_product, layer_products, layer_weights, needed_again, widths
-from podway.plan.training import BYTES, COMPUTE_BYTES, Training
+from podway.plan.products import dispatch_seconds, head_product, layer_products, layer_weights, needed_again, widths
+from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +52,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     traffic: tuple[Traffic, ...]
     dcn: float
     straggler: float
+    host: float = 0.0  # transfers to and from host memory that nothing hides
 
     @property
     def ici(self) -> float:
@@ -60,7 +62,9 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> float:
         """Seconds of a step."""
-        return self.matrix + self.attention + self.hbm + self.relayout + self.ici + self.dcn + self.straggler
+        return (
+            self.matrix + self.attention + self.hbm + self.relayout + self.ici + self.host + self.dcn + self.straggler
+        )
 
     @property
     def parts(self) -> dict[str, float]:
@@ -68,7 +72,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
         named = {"matrix": self.matrix, "attention": self.attention, "HBM": self.hbm, "relayout copies": self.relayout}
         for one in self.traffic:
             named[f"ICI {one.axis} {one.direction}"] = one.exposed
-        return named | {"DCN": self.dcn, "slowest slice": self.straggler}
+        return named | {"host memory": self.host, "DCN": self.dcn, "slowest slice": self.straggler}
 
     @property
     def binds(self) -> str:
@@ -78,6 +82,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
             "the attention kernel": self.attention,
             "HBM": self.hbm + self.relayout,
             "ICI": self.ici,
+            "host memory": self.host,
             "DCN": self.dcn + self.straggler,
         }
         return max(groups, key=lambda name: groups[name])
@@ -117,6 +122,7 @@ def step_time(
         traffic=tuple(traffic),
         dcn=dcn,
         straggler=0.0,
+        host=times * _host(shape, mesh, training, device, tokens, layer),
     )
     waits = one.total * STRAGGLER_LOSS_PER_DOUBLING * log2(mesh.slices)
     return msgspec.structs.replace(one, straggler=waits)
@@ -128,8 +134,12 @@ def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Devic
     trained = 0.0 if training.adapters else 1.0  # frozen matrices need no gradient of their own
     forward = backward = 0.0
     for product in products:
-        forward += product.seconds(tokens, device, passes=(1, 0, 0))
-        backward += product.seconds(tokens, device, passes=(float(product.name in again), 1, trained))
+        forward += product.seconds(tokens, device, passes=(1, 0, 0), training=training)
+        passes = (float(product.name in again), 1.0, trained)
+        backward += product.seconds(tokens, device, passes=passes, training=training)
+    dispatch = dispatch_seconds(shape, training, device, tokens)
+    forward += dispatch
+    backward += dispatch * (2 + ("mlp_in" not in training.saved))
     ahead, back = _attention(shape, mesh, training, device, tokens)
     weights = layer_weights(shape, mesh.tensor, mesh.expert)
     relayout = 0.0
@@ -154,23 +164,40 @@ def _attention(
     """Mean over the layers of the kernel's forward and backward time; computed again unless its result is kept."""
     heads = shape.heads // mesh.tensor if shape.heads % mesh.tensor == 0 else shape.heads
     again = 0.0 if "context" in training.saved else 1.0
-    scores = tokens * heads * _mean_seen(shape, training.seq, training.program.causal)
-    ahead = device.flash_seconds(scores, shape.d_head, forward=1, backward=0)
-    return ahead, device.flash_seconds(scores, shape.d_head, forward=again, backward=1)
+    ahead, back = _mean_attention(shape, training.seq, mesh.context, training.program, device)
+    scale = tokens * mesh.context / training.seq * heads
+    return ahead * scale, (again * ahead + back) * scale
 
 
 @cache
-def _mean_seen(shape: ModelShape, seq: int, causal: bool) -> float:
-    return sum(_seen(seq, window, causal) for window in shape.layer_windows) / shape.layers
+def _mean_attention(shape: ModelShape, seq: int, context: int, program: Program, device: Device) -> tuple[float, float]:
+    """Seconds of one head over a device's piece of a sequence, forward and backward, mean over the layers."""
+    size, fused = attention_block(seq // context or 1, program.attention_block), program.attention_fused
+    ahead = back = 0.0
+    for window in shape.layer_windows:
+        blocks = blocks_of(size, max(1, seq // context), seq, window=window, causal=program.causal)
+        ahead += device.attention_seconds("forward", blocks, fused=fused, d_head=shape.d_head)
+        back += device.attention_seconds("backward", blocks, fused=fused, d_head=shape.d_head)
+    return ahead / shape.layers, back / shape.layers
 
 
-def _seen(seq: int, window: int | None, causal: bool) -> float:
-    """Keys that a query meets, with the blocks that a mask cuts counted whole."""
-    if not causal:
-        return float(seq)
-    width = min(seq, window or seq)
-    block = min(FLASH_BLOCK, seq)
-    return min(float(seq), width - width**2 / (2 * seq) + block / 2)
+def attention_block(seq: int, largest: int) -> int:
+    """The largest block up to `largest` that divides a sequence (podway.model.attention)."""
+    size = largest
+    while size > 128 and seq % size:
+        size //= 2
+    return min(size, seq)
+
+
+def _host(
+    shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float, layer: _Layer
+) -> float:
+    """What a layer's transfers to host memory take beyond its forward pass, and those back beyond its backward pass."""
+    if not training.offload:
+        return 0.0
+    width = widths(shape, mesh.tensor, mesh.expert)
+    seconds = COMPUTE_BYTES * tokens * sum(width[name] for name in training.offload) / device.host_bandwidth
+    return max(0.0, seconds - layer.forward) + max(0.0, seconds - layer.backward)
 
 
 def _elementwise_bytes(shape: ModelShape, tensor: int, expert: int, training: Training) -> float:
@@ -271,16 +298,21 @@ def _fsdp(
     gather = placement.fsdp.gather_seconds(each * layer.weights, device)
     # The first matrix of each pass has nothing before it to be gathered beside: the compiled loop waits for it.
     first = placement.fsdp.gather_seconds(each * layer.first, device)
-    waits = max(first, gather - layer.forward) + max(first, gather - layer.backward)
+    waits = 2 * gather
+    if (device.generation, "gather") in training.program.beside:
+        waits = max(first, gather - layer.forward) + max(first, gather - layer.backward)
     head = float(head_product(shape, mesh.tensor).weights) * training.microbatches
     ends = placement.fsdp.gather_seconds(COMPUTE_BYTES * head, device)
-    found = [Traffic(axis="fsdp", direction="gather", seconds=times * 2 * gather + ends, exposed=times * waits)]
+    exposed = times * waits + (0.0 if waits < 2 * gather else ends)
+    found = [Traffic(axis="fsdp", direction="gather", seconds=times * 2 * gather + ends, exposed=exposed)]
     if training.adapters is None:
         moved = training.program.gradient_bytes * (times * layer.weights + head)
         at_once = training.program.gradients == "all-reduce"
         sums = placement.fsdp.reduce_seconds if at_once else placement.fsdp.ring_scatter_seconds
-        seconds = sums(moved, device)
-        found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=seconds))
+        seconds = exposed = sums(moved, device)
+        if (device.generation, "reduce") in training.program.beside:
+            exposed = max(0.0, seconds - times * layer.backward)
+        found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=exposed))
     return found
 
 

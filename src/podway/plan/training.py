@@ -15,6 +15,8 @@ from podway.model.layout import MeshShape
 
 Optimizer = Literal["adamw", "adafactor"]
 Dtype = Literal["float32", "bfloat16"]
+Compute = Literal["bfloat16", "int8", "fp8"]  # what matrix products are computed in
+Exchange = Literal["gather", "reduce"]
 BYTES: dict[str, float] = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1, "int4": 0.5}
 COMPUTE_BYTES = 2  # activations, gathered weights and reduced gradients are bfloat16
 
@@ -31,11 +33,26 @@ REMAT: dict[str, tuple[str, ...]] = {
 }
 
 
+# What a layer may keep in host memory instead of HBM (podway.train.remat): its input too, which otherwise always stays.
+OFFLOADABLE = ("residual", *REMAT["none"][:-1])
+
+
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """What the code of a trainer decides."""
 
     name: str
     causal: bool = True  # the attention kernel skips the blocks that the mask hides
+    attention_block: int = 512  # sides of the attention kernel's blocks, where the sequence divides by it
+    attention_fused: bool = False  # one backward kernel in place of two
+    # fsdp exchanges that the compiled program runs beside its products, by generation; others are waited for. By
+    # libtpu 0.0.51 (docs/aot.md): gathers go beside products on v5e alone, where the flag that fuses them is accepted.
+    beside: tuple[tuple[str, Exchange], ...] = (("v5e", "gather"),)
+    # Rows of each expert are padded to this multiple of the even share and tokens above it are dropped; they reach their
+    # expert by a product with a one-hot matrix (MaxText's capacity_factor). None: no token is dropped, rows are sorted.
+    expert_capacity: float | None = None
+    # Rows, inner and columns of a tile of grouped products (dropless experts); None: the compiler chooses (`products.py`).
+    expert_tile: tuple[int, int, int] | None = None
+    weight_gradient: Compute | None = None  # precision of weight gradients where products are quantised; None: the same
     # How gradients of split weights are summed: scattered along one ring of the torus after the other, or all-reduced
     # over all of them at once and then cut.
     gradients: Literal["rings", "all-reduce"] = "rings"
@@ -43,6 +60,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     casts_once: bool = True  # the step begins with a bfloat16 copy of the weights, each device its own piece
     # float32 logits that exist at once, as a share of a device's HBM (podway.train.loss); None: those of all tokens
     logits_share: float | None = 1 / 32
+    logits_bytes: int = 4  # of an element
     convention: Convention = "causal"  # how the FLOPs of MFU are counted
 
 
@@ -59,7 +77,32 @@ MAXTEXT_2023 = Program(
     logits_share=None,
     convention="full-2023",
 )
-PROGRAMS = {program.name: program for program in (PODWAY, MAXTEXT_2023)}
+# MaxText since 2024: gradients all-reduced in bfloat16, all logits at once and in bfloat16 (5.9 GiB of them on a chip with 24,576
+# tokens of Llama 3.1 8B). Its recipes choose blocks and flags by generation.
+MAXTEXT = Program(
+    name="maxtext",
+    gradients="all-reduce",
+    casts_once=False,
+    logits_share=None,
+    logits_bytes=2,
+    expert_tile=(512, 1024, 1024),  # tile_batch_seq, tile_embed_dim and tile_mlp_dim of its base.yml
+)
+# Its v6e recipes: attention in blocks of 2048 with a fused backward pass; int8 products with bfloat16 weight gradients
+# (MaxText's int8 configuration leaves the gradient of the right operand unquantised).
+MAXTEXT_V6E = msgspec.structs.replace(
+    MAXTEXT,
+    name="maxtext-v6e",
+    attention_block=2048,
+    attention_fused=True,
+    convention="full",
+    weight_gradient="bfloat16",
+)
+# Its tpu7x recipes: the same blocks; gathers and gradient sums run on the SparseCores beside the products.
+MAXTEXT_TPU7X = msgspec.structs.replace(
+    MAXTEXT, name="maxtext-tpu7x", attention_block=2048, attention_fused=True,
+    beside=(("tpu7x", "gather"), ("tpu7x", "reduce")),
+)  # fmt: skip
+PROGRAMS = {program.name: program for program in (PODWAY, MAXTEXT_2023, MAXTEXT, MAXTEXT_V6E, MAXTEXT_TPU7X)}
 
 
 class Adapters(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +121,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     microbatches: int = 1
     remat: str = "full"  # a key of REMAT, or names joined by +
     optimizer: Optimizer = "adamw"
+    offload: tuple[str, ...] = ()  # tensors that are kept in host memory, of OFFLOADABLE
+    compute: Compute = "bfloat16"
     params: Dtype = "float32"
     moments: Dtype = "float32"  # AdamW's two; Adafactor's are a row and a column, always float32
     adapters: Adapters | None = None
@@ -90,6 +135,11 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         if self.adapters is not None and self.adapters.rank < 1:
             raise UserError(f"LoRA rank is {self.adapters.rank}", "a rank is at least 1; 8 to 64 are usual")
         saved_names(self.remat)
+        for name in self.offload:
+            if name not in OFFLOADABLE:
+                raise UserError(f"offload {name!r} is not known", f"use names of {', '.join(OFFLOADABLE)}")
+        if self.compute != "bfloat16" and self.adapters is not None:
+            raise UserError(f"{self.compute} products with LoRA are not planned", "leave --compute out")
 
     @property
     def tokens(self) -> int:
@@ -98,8 +148,13 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def saved(self) -> tuple[str, ...]:
-        """Names of the tensors that remat keeps."""
-        return saved_names(self.remat)
+        """Names of the tensors that remat keeps, in HBM or in host memory."""
+        return (*saved_names(self.remat), *self.offload) if self.offload else saved_names(self.remat)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """Names of the tensors that stay in HBM, the input of a layer included."""
+        return tuple(name for name in ("residual", *saved_names(self.remat)) if name not in self.offload)
 
     def rows_per_device(self, mesh: MeshShape) -> float:
         """Sequences of one microbatch on one device; a UserError where they do not divide."""

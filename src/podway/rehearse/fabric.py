@@ -47,6 +47,14 @@ class Fabric(NamedTuple):
         slices = len({self.places[m][0] for m in members})
         return Exchange(kind=kind, moved=moved, box=box, stride=stride, slices=slices)
 
+    def between_slices(self, one: Instruction, kind: str) -> Exchange:
+        """What each device exchanges with its peers in the other slices."""
+        moved = max((shape.elements * BITS.get(shape.dtype, 32) / 8 for shape in one.shapes), default=0.0)
+        alone = (1,) * len(bounds_of(self.slice)[0])
+        return Exchange(
+            kind=kind, moved=moved, box=alone, stride=alone, slices=len({place[0] for place in self.places}) or 1
+        )
+
     def _box(self, members: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The devices of one slice among these: how many along each axis, and how far apart."""
         first = self.places[members[0]][0]

@@ -1,20 +1,21 @@
 """The Pallas kernels of a program: the compiler gives no cycles for a custom call.
 
-Attention kernels (jax's splash and flash, forward, dq and dkv) are read as the scores that their mask leaves; the cycles of a
-block of scores are in `plan.chips`, with their source. Every other kernel is priced by what it moves through HBM, and named in
-the notes of a rehearsal, because that is a floor and not an estimate.
+Attention kernels (jax's splash and flash, forward, dq and dkv) are read as the blocks of scores that their mask leaves; the cycles
+of a block are in `plan.kernels`, with their source. Grouped products of a mixture of experts are read as the FLOPs of the tiles
+that they visit. Every other kernel is priced by what it moves through HBM, and named in the notes of a rehearsal, because that
+is a floor and not an estimate.
 """
 
 import re
+from math import ceil
 from typing import Literal
 
-from podway.rehearse.hlo import Computation, Instruction, Shape
-from podway.rehearse.program import Attention
+from podway.plan.kernels import blocks_of
+from podway.rehearse.hlo import BITS, Computation, Instruction, Shape
+from podway.rehearse.program import Attention, Grouped
 
 Part = Literal["forward", "dq", "dkv"]
-# Products of a block of scores in the two backward kernels: dq makes scores, their gradient and dq; dkv makes scores,
-# their gradient, dv and dk.
-_SHARE: dict[Part, float] = {"dq": 3 / 7, "dkv": 4 / 7}
+_DEFAULT_BLOCK = 512  # of kernels that do not say theirs
 _PARTS: tuple[tuple[str, Part], ...] = (
     (r"splash_m[hq]a_fwd", "forward"),
     (r"splash_m[hq]a_dq", "dq"),
@@ -43,25 +44,63 @@ def attention_of(here: Computation, one: Instruction) -> Attention | None:
     if part is None or len(wide) < 2:
         return None
     queries, keys = wide[0], wide[1]
-    d_head = queries.dims[-1]
-    scores = float(queries.elements // d_head * keys.dims[-2]) * _seen(operands, one)
-    if part == "forward":
-        return Attention(forward=1.0, backward=0.0, scores=scores, d_head=d_head)
-    alone = not any(attention_part(other) == "dq" for other in here if is_kernel(other))
-    share = 1.0 if alone and part == "dkv" else _SHARE[part]
-    return Attention(forward=0.0, backward=share, scores=scores, d_head=d_head)
+    d_head, length, seen = queries.dims[-1], queries.dims[-2], keys.dims[-2]
+    walks = queries.elements // (d_head * length)  # heads and sequences of this device
+    across, down = _blocks(one, part)
+    size = (across * down) ** 0.5
+    window = _band(operands, one, length // across, seen // down)
+    causal = one.name.startswith("splash")
+    walk = blocks_of(round(size), length, seen, window=None if window is None else round(window * size), causal=causal)
+    return Attention(
+        part=part, d_head=d_head, size=walk.size, grid=walks * walk.grid, computed=walks * walk.computed,
+        rows=walks * walk.rows, fused=part == "dkv" and not _has_dq(here),
+    )  # fmt: skip
 
 
-def _seen(operands: list[Shape], one: Instruction) -> float:
-    """The part of the square of scores that is computed.
+def _has_dq(here: Computation) -> bool:
+    return any(attention_part(other) == "dq" for other in here if is_kernel(other))
 
-    Splash is given a table of its blocks, (heads, rows, columns). A window makes the table narrower than the square; a
-    causal mask leaves it square, and half of it empty.
+
+def _blocks(one: Instruction, part: Part) -> tuple[int, int]:
+    """Queries and keys of a block, as the kernel's own settings say in the text."""
+    end = {"forward": "", "dq": "_dq", "dkv": "_dkv"}[part]
+    sizes = [re.search(rf'block_{side}{end}\\*": *(\d+)', one.text) for side in ("q", "kv")]
+    across, down = (int(found[1]) if found else _DEFAULT_BLOCK for found in sizes)
+    return across, down
+
+
+def _band(operands: list[Shape], one: Instruction, rows: int, columns: int) -> float | None:
+    """Blocks of a row that a window leaves; None where there is no window.
+
+    Splash is given a table of its blocks, (heads, rows, columns), which a window makes smaller than the grid of all blocks. A
+    causal mask leaves it whole, also where the queries are one piece of a sequence that is split over chips.
     """
-    if not one.name.startswith("splash"):
-        return 1.0
     table = next((shape for shape in operands if shape.dtype in ("s8", "s32") and len(shape.dims) == 3), None)
-    if table is None:
-        return 1.0
-    few, many = sorted(table.dims[-2:])
-    return (many + 1) / 2 / many if few == many else few / many
+    if table is None or not one.name.startswith("splash"):
+        return None
+    held, whole = table.dims[-2] * table.dims[-1], rows * columns
+    return held / max(rows, 1) if held < whole else None
+
+
+def grouped_of(here: Computation, one: Instruction) -> Grouped | None:
+    """A grouped product (`ragged_dot`): rows that are cut into groups, each multiplied by a matrix of its own.
+
+    The kernel visits the rows in tiles, one that two groups share twice, and computes the last tile of columns whole.
+    """
+    tiling = re.search(r'ragged_dot_tiling="(\d+),(\d+),(\d+)"', one.text)
+    operands = [here[name].shapes[0] for name in one.operands if here.get(name) and here[name].shapes]
+    wide = [shape for shape in operands if shape.dtype in BITS and shape.dtype[0] in "bf" and len(shape.dims) >= 2]
+    if tiling is None or len(wide) < 2 or not one.shapes:
+        return None
+    down, inside, across = (int(side) for side in tiling.groups())
+    rows, made = wide[0].dims[0], one.shapes[0].dims
+    if len(made) == 3:  # the gradient of the matrices
+        groups, inner, columns = made
+    else:
+        groups, inner, columns = wide[1].dims[0], wide[0].dims[1], made[-1]
+    return Grouped(
+        rows=float((ceil(rows / down) + groups - 1) * down),
+        inner=float(ceil(inner / inside) * inside),
+        columns=float(ceil(columns / across) * across),
+        groups=groups,
+    )

@@ -34,13 +34,30 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return found
 
 
-class Attention(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel of attention."""
+class Attention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A kernel of attention: its walk over blocks of scores, of all heads and sequences of a device together."""
 
-    forward: float  # 1 for the forward kernel
-    backward: float  # the share of the backward pass that this kernel is
-    scores: float  # that the mask leaves
+    part: Literal["forward", "dq", "dkv"]
     d_head: int
+    size: int  # sides of a block
+    grid: float  # steps
+    computed: float  # steps that the mask leaves
+    rows: float
+    fused: bool = False  # dkv makes dq as well
+
+
+class Grouped(msgspec.Struct, frozen=True, kw_only=True):
+    """A product of rows with one of several matrices each (`ragged_dot`, the experts of a mixture), as its tiles compute it."""
+
+    rows: float  # tiles that two groups share counted twice
+    inner: float
+    columns: float
+    groups: int
+
+    @property
+    def flops(self) -> float:
+        """Of one pass."""
+        return 2.0 * self.rows * self.inner * self.columns
 
 
 class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,6 +72,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cycles: int | None = None  # as the compiler expects; only in a program that was compiled to the end
     shuffled: float = 0.0  # elements of a copy from one tiling into another, which the vector unit must take apart
     attention: Attention | None = None
+    grouped: Grouped | None = None
     exchange: Exchange | None = None
     starts: bool = False  # an exchange that goes on beside what follows, until an op waits for it
     waits_for: str = ""

@@ -2,7 +2,8 @@
 
 Asynchronous collectives are written in two ways: as instructions (`all-gather-start` … `-done`), and as fusions
 (`async-collective-start` … `-done`) between which other fusions carry on with a piece of the collective while they compute.
-Both become an op that starts and an op that waits.
+Both become an op that starts and an op that waits. What slices exchange is written as a `send` to the host and a `recv` from it,
+joined by the name of their rendezvous: the send starts the exchange, the end of the recv waits for it.
 """
 
 import re
@@ -10,8 +11,8 @@ import re
 from podway.rehearse.costs import COLLECTIVES, FREE, flops_of, hbm_bytes
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.hlo import Computation, Instruction, Module, read_module, trips
-from podway.rehearse.kernels import attention_of, is_kernel
-from podway.rehearse.program import Op, Program
+from podway.rehearse.kernels import attention_of, grouped_of, is_kernel
+from podway.rehearse.program import Kind, Op, Program
 
 _CALLS = ("calls", "to_apply", "called_computations")
 _PLACES = {"while", "body", "closed_call", "shard_map", "checkpoint", "jit", ""}
@@ -39,6 +40,8 @@ def _block(module: Module, here: Computation, fabric: Fabric) -> tuple[Op, ...]:
             found.append(Op(name=one.name, kind="branch", blocks=ways))
         elif one.opcode == "call" and (inner := module.called(one, "to_apply")) is not None:
             found += _block(module, inner, fabric)
+        elif one.opcode in ("send", "recv", "send-done", "recv-done") and (key := _rendezvous(one, here)) is not None:
+            found += _between_slices(module, one, key, fabric)
         elif is_done(one):
             found.append(Op(name=one.name, kind="wait", what=source_of(module, one), waits_for=started_by(one, here)))
         elif one.opcode == "async-start" and not one.operands:
@@ -46,6 +49,35 @@ def _block(module: Module, here: Computation, fabric: Fabric) -> tuple[Op, ...]:
         elif one.opcode not in FREE and one.target != "AllocateBuffer":
             found.append(_op(module, here, one, fabric))
     return tuple(found)
+
+
+def _rendezvous(one: Instruction, here: Computation) -> str | None:
+    """The name under which slices exchange something; None where a transfer is no exchange of theirs."""
+    begun = here.get(one.operands[0]) if one.opcode.endswith("-done") and one.operands else one
+    while begun is not None and begun.opcode == "get-tuple-element":
+        begun = here.get(begun.operands[0])
+    found = re.search(r'_xla_host_transfer_rendezvous="([^"]*)"', begun.text) if begun is not None else None
+    return found[1] if found else None
+
+
+def _between_slices(module: Module, one: Instruction, key: str, fabric: Fabric) -> list[Op]:
+    if one.opcode == "recv-done":
+        return [Op(name=one.name, kind="wait", what=source_of(module, one), waits_for=f"rendezvous {key}")]
+    if one.opcode != "send":
+        return []  # a recv only says where the answer goes, and a send is over when the answer is there
+    kind = re.search(r'_xla_megascale_transfer_type="([A-Z_]*)"', one.text)
+    exchange = fabric.between_slices(one, kind[1].lower().replace("_", "-") if kind else "all-reduce")
+    shape = str(max(one.shapes, key=lambda s: s.bytes)) if one.shapes else ""
+    return [
+        Op(
+            name=f"rendezvous {key}",
+            kind="collective",
+            what=source_of(module, one),
+            shape=shape,
+            exchange=exchange,
+            starts=True,
+        )
+    ]
 
 
 def _op(module: Module, here: Computation, one: Instruction, fabric: Fabric) -> Op:
@@ -59,8 +91,9 @@ def _op(module: Module, here: Computation, one: Instruction, fabric: Fabric) -> 
     if one.opcode.endswith("-start"):
         return Op(name=one.name, kind="prefetch", what=what, shape=shape, bytes=moved, starts=True)
     if is_kernel(one):
-        attention = attention_of(here, one)
-        return Op(name=one.name, kind="kernel", what=what, shape=shape, bytes=moved, attention=attention)
+        attention, grouped = attention_of(here, one), grouped_of(here, one)
+        role: Kind = "matrix" if grouped else "kernel"
+        return Op(name=one.name, kind=role, what=what, shape=shape, bytes=moved, attention=attention, grouped=grouped)
     flops = flops_of(module, here, one)
     return Op(
         name=one.name, kind="matrix" if flops else "memory", what=what, shape=shape, flops=flops, bytes=moved,

@@ -141,7 +141,7 @@ def engine_parts(rehearsal: Rehearsal) -> list[str]:
 def environment(rehearsal: Rehearsal) -> dict[str, str]:
     """Of the process that compiles: no TPU is looked for, several may compile at once, and the flags of the real run."""
     generation = rehearsal.tpu.generation
-    if rehearsal.program == "maxtext-2023":
+    if rehearsal.program == "maxtext-2023" and generation == "v5e":  # elsewhere libtpu refuses flags of theirs
         flags = flags_for(None, (*_MAXTEXT_FLAGS, *rehearsal.flags))
     elif rehearsal.what == "serve":
         flags = flags_for(None, rehearsal.flags)

@@ -8,6 +8,7 @@
      point  products: their FLOPs at the rate that large products reach, no less than the compiler's cycles over
             OVERSTATED; copies from one tiling into another: the cycles; all else: the smaller one of cycles and roofline
      low    FLOPs over peak, and roofline for all else
+   Grouped products (experts) have no cycles: they are their tiles' FLOPs at the same rates.
    The interval is [low, high]. A program that was not compiled to the end carries no cycles; then `high` takes products at
    a rate below the lowest that the compiler's cycles gave a whole program (SLOW).
 
@@ -20,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from podway.plan.chips import RELAYOUT_ELEMENTS_PER_CYCLE, Device
+from podway.plan.kernels import Blocks
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.program import Lane, Op, Program, each
 
@@ -148,7 +150,11 @@ class _Run:
         moved = op.bytes / device.hbm_bandwidth
         if op.attention is not None:
             a = op.attention
-            return max(moved, device.flash_seconds(a.scores, a.d_head, forward=a.forward, backward=a.backward))
+            blocks = Blocks(a.size, a.grid, a.computed, a.rows)
+            return max(moved, device.attention_seconds(a.part, blocks, fused=a.fused, d_head=a.d_head))
+        if op.grouped is not None:
+            rate = {"low": device.peak_bf16, "point": device.matrix_rate, "high": SLOW * device.peak_bf16}[self.mode]
+            return max(moved, op.grouped.flops / rate)
         # Of a megacore they are those of both cores together: on v5p 1.07 to 1.88 times a large product's FLOPs over the chip's peak.
         cycles = None if op.cycles is None else op.cycles / device.clock
         if op.shuffled:
