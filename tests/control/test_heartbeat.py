@@ -12,7 +12,7 @@ from podway.control.heartbeat import TOLD_IN_SILENCE, Heartbeat, rest_rule, sile
 from podway.control.records import Cluster, ClusterState, shell_key
 from podway.order import Order
 from podway.providers import HttpCall, SelfTeardown
-from podway.providers.gcp.render import Site, render
+from podway.providers.gcp.render import RenderContext, render
 from podway.providers.gcp.self_teardown import self_teardown
 from podway.providers.gcp.settings import Settings
 from podway.providers.local.provider import LocalProvider
@@ -74,13 +74,13 @@ def test_told_at_once_and_again_in_time(tmp_path: Path, monkeypatch: pytest.Monk
     asyncio.run(work())
 
 
-SITE = Site(project="my-project", owner="ab12cd34", public_key="k", settings=Settings())
+CONTEXT = RenderContext(project="my-project", owner="ab12cd34", public_key="k", settings=Settings())
 PLACE = {"provider": "gcp", "accelerator_type": "v6e-8", "zone": "us-east5-b", "chips_per_host": 8}
 
 
 def calls(down: bool, **changes: Any) -> list[str] | None:
     order = Order(**{**PLACE, **changes})
-    found = self_teardown(render("demo", order, SITE), order, down=down)
+    found = self_teardown(render("demo", order, CONTEXT), order, down=down)
     return None if found is None else [f"{call.method} {call.url}" for call in found.calls]
 
 

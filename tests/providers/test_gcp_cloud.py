@@ -20,8 +20,9 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.link import AgentLink
 from podway.order import Order
 from podway.providers import Observation, Request
+from podway.providers.gcp import api
 from podway.providers.gcp.provider import GcpProvider, open_provider
-from podway.providers.gcp.resources import Sight
+from podway.providers.gcp.resources import Listing
 from podway.sandbox.hosts import why_no_hosts
 from podway.sandbox.hosts.netns import why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
@@ -321,7 +322,7 @@ def test_a_zone_that_does_not_answer_is_not_an_empty_one(gcp: GcpProvider, monke
 
     async def life() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(gcp.cloud, "look", lambda kinds, zones: Sight(blind=(EAST,)))
+            patch.setattr(gcp.cloud, "look", lambda kinds, zones: Listing(unreachable=(EAST,)))
             with pytest.raises(ProviderError, match=f"does not answer for {EAST}"):
                 await gcp.observe("c")
             with pytest.raises(ProviderError, match=f"does not answer for {EAST}"):
@@ -532,7 +533,7 @@ def test_what_is_made_after_we_stopped_waiting_is_deleted_too(
     """The call takes longer than we wait for it, and `down` comes before it is done."""
 
     async def life() -> None:
-        monkeypatch.setattr("podway.providers.gcp.api.CALL_S", 0.5)
+        monkeypatch.setitem(api._ONCE, "timeout", 0.5)
         gcp.settle_s = 4.0
         cloud.command("POST", "faults", {"kind": kind, "method": call, "seconds": 2.0, "times": 1})
         with pytest.raises(ProviderError, match="cannot be reached"):

@@ -2,17 +2,18 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.catalog.slices import all_slices, find_slice
-from podway.providers.gcp.quota import Quota, read_quotas, too_little
+from podway.providers.gcp.quota import MetricItem, Quota, read_quotas, too_little
 
 EAST, WEST = "us-east5-b", "us-west4-a"
 
 
-def metric(name: str, *limits: tuple[str, dict[str, int]]) -> dict[str, Any]:
+def metric(name: str, *limits: tuple[str, dict[str, int]]) -> MetricItem:
     """As the API writes it: {'': default, place: limit}; a limit of 0 is left out, as Google leaves it out."""
     shown = []
     for by, amounts in limits:
@@ -21,7 +22,8 @@ def metric(name: str, *limits: tuple[str, dict[str, int]]) -> dict[str, Any]:
             for place, amount in amounts.items()
         ]
         shown.append({"unit": f"1/{{project}}/{{{by}}}", "quotaBuckets": buckets})
-    return {"metric": f"tpu.googleapis.com/{name}", "consumerQuotaLimits": shown}
+    item = {"metric": f"tpu.googleapis.com/{name}", "consumerQuotaLimits": shown}
+    return msgspec.convert(item, MetricItem, strict=False)
 
 
 def said(quotas: tuple[Quota, ...], name: str, slices: int = 1, spot: bool = False, zone: str = EAST) -> str:

@@ -17,14 +17,14 @@ from podway.control.choosing import order_of
 from podway.errors import UserError
 from podway.order import Order
 from podway.providers import Offer, Request
-from podway.providers.gcp.render import Mark, Site, ident, is_queued, read_mark, render
+from podway.providers.gcp.render import Mark, RenderContext, ident, is_queued, read_mark, render
 from podway.providers.gcp.settings import Settings
 from podway.task.environment import Overrides
 from podway.task.read import read_task
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "gcp"
 SEEDS = Path(__file__).parent.parent.parent / "examples" / "seeds"
-SITE = Site(
+CONTEXT = RenderContext(
     project="my-project", owner="ab12cd34", public_key="ssh-ed25519 AAAAexample podway", settings=Settings(zones=())
 )
 
@@ -74,8 +74,8 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_requests_are_golden(mode: str) -> None:
-    rendered = render("Demo.1", MODES[mode], SITE)
-    assert rendered == render("Demo.1", MODES[mode], SITE)
+    rendered = render("Demo.1", MODES[mode], CONTEXT)
+    assert rendered == render("Demo.1", MODES[mode], CONTEXT)
     _golden(rendered, GOLDEN / "modes" / f"{mode}.json")
     _accepted(rendered)
 
@@ -96,7 +96,7 @@ def test_requests_of_the_seeds_are_golden(file: str) -> None:
         slices=task.slices,
         zone=zone,
     )
-    rendered = render("seed", order_of(offer, resources), SITE)
+    rendered = render("seed", order_of(offer, resources), CONTEXT)
     _golden(rendered, GOLDEN / "seeds" / f"{file.replace('/', '-').lstrip('.')}.json")
     _accepted(rendered)
 
@@ -152,7 +152,7 @@ def _plain(value: object) -> object:
 )
 def test_what_no_zone_would_do_is_refused_before_anything_is_sent(wrong: Order, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        render("demo", wrong, SITE)
+        render("demo", wrong, CONTEXT)
     assert said in caught.value.what
     assert caught.value.hint
 
@@ -199,7 +199,7 @@ def test_every_slice_of_the_catalog_is_rendered_as_the_api_spells_it(tpu, spot: 
     wanted = order(tpu.accelerator_type, slices, spot=spot)
     if slices > 1 and spot and tpu.generation_facts.dcn_bandwidth_per_host is None:
         wanted = msgspec.structs.replace(wanted, queued=False)
-    rendered = render("demo", wanted, SITE)
+    rendered = render("demo", wanted, CONTEXT)
     _accepted(rendered)
     nodes = [step.body for step in rendered.steps if step.verb == "create-node"]
     nodes += [step.body["tpu"]["nodeSpec"][0]["node"] for step in rendered.steps if "queued" in step.verb]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.errors import ProviderError, UserError
-from podway.providers.gcp.errors import Trouble, explain, failed_operation
+from podway.providers.gcp.errors import GcpError, explain, failed_operation
 from podway.providers.gcp.settings import KEYS, Account, Settings, parse_settings, read_settings
 
 ZONE = "us-central2-b"
@@ -216,4 +216,4 @@ def test_an_operation_that_failed_sends_elsewhere() -> None:
 def test_our_own_mistakes_are_not_hidden() -> None:
     with pytest.raises(KeyError):
         explain(KeyError("x"), "v4-32", ZONE)
-    assert explain(Trouble("again", "x"), "v4-32", ZONE).what == "x"
+    assert explain(GcpError("again", "x"), "v4-32", ZONE).what == "x"

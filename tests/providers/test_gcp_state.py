@@ -7,31 +7,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.providers import Request, Step
-from podway.providers.gcp.resources import Thing
-from podway.providers.gcp.state import DISK, INSTANCE, NODE, QUEUED, Record, condition_of, judge
+from podway.providers.gcp.resources import Resource
+from podway.providers.gcp.state import DISK, INSTANCE, NODE, QUEUED, ClusterRecord, condition_of, judge
 
 A, B = "us-east5-b", "us-east1-d"
 
 
-def node(zone: str = A, state: str = "READY", name: str = "demo-1", **more: object) -> Thing:
+def node(zone: str = A, state: str = "READY", name: str = "demo-1", **more: object) -> Resource:
     path = f"projects/p/locations/{zone}/nodes/{name}"
     facts = {"accelerator_type": "v6e-16", "addresses": (("10.0.0.1", None),), **more}
-    return Thing(kind="node", path=path, zone=zone, state=state, cluster="demo", owner="me", **facts)  # type: ignore[arg-type]
+    return Resource(kind="node", path=path, zone=zone, state=state, cluster="demo", owner="me", **facts)  # type: ignore[arg-type]
 
 
-def queued(zone: str = A, state: str = "ACTIVE", **more: object) -> Thing:
+def queued(zone: str = A, state: str = "ACTIVE", **more: object) -> Resource:
     path = f"projects/p/locations/{zone}/queuedResources/demo"
     facts = {"accelerator_type": "v6e-16", **more}
-    return Thing(kind="queued resource", path=path, zone=zone, state=state, cluster="demo", owner="me", **facts)  # type: ignore[arg-type]
+    return Resource(kind="queued resource", path=path, zone=zone, state=state, cluster="demo", owner="me", **facts)  # type: ignore[arg-type]
 
 
-def record(*zones: str, **more: object) -> Record:
+def record(*zones: str, **more: object) -> ClusterRecord:
     steps = tuple(
         Step(verb="create-queued-resource", target=f"projects/p/locations/{zone}/queuedResources/demo")
         for zone in zones
     )
     asked = {step.target: 1.0 for step in steps}
-    made = Record(request=Request(provider="gcp", name="demo", steps=steps), nonce="n", began=0.0, asked=asked)
+    made = ClusterRecord(request=Request(provider="gcp", name="demo", steps=steps), nonce="n", began=0.0, asked=asked)
     return msgspec.structs.replace(made, **more)
 
 
@@ -79,7 +79,7 @@ def test_slices_come_in_their_order_and_only_together() -> None:
     state = judge((queued(parts=12), *parts), record(A))
     assert state.condition == "ready"
     assert state.unit is not None
-    assert [thing.id for thing in state.unit.nodes] == [f"demo-1-{i}" for i in range(12)]
+    assert [resource.id for resource in state.unit.nodes] == [f"demo-1-{i}" for i in range(12)]
     assert judge((queued(parts=12), *parts[1:]), record(A)).condition == "creating"
     lost = judge((queued(parts=12), *parts[1:]), record(A, zone=A))
     assert (lost.condition, lost.reason) == ("preempted", f"1 of 12 in {A} are gone")
@@ -131,11 +131,11 @@ THINGS = st.lists(
             parts=st.integers(1, 2), queued=st.sampled_from(["", "projects/p/locations/z/queuedResources/demo"]),
         ),
         st.builds(
-            Thing, kind=st.just("disk"), path=st.just(f"projects/p/zones/{A}/disks/demo"), zone=st.just(A),
+            Resource, kind=st.just("disk"), path=st.just(f"projects/p/zones/{A}/disks/demo"), zone=st.just(A),
             state=st.sampled_from(sorted(DISK)), cluster=st.just("demo"), owner=st.just("me"),
         ),
         st.builds(
-            Thing, kind=st.just("instance"), path=st.just(f"projects/p/zones/{A}/instances/demo"), zone=st.just(A),
+            Resource, kind=st.just("instance"), path=st.just(f"projects/p/zones/{A}/instances/demo"), zone=st.just(A),
             state=st.sampled_from([*sorted(INSTANCE), "NEW_WORD"]), cluster=st.just("demo"), owner=st.just("me"),
             spot=st.booleans(),
         ),
@@ -159,16 +159,16 @@ THINGS = st.lists(
         ),
     ),
 )
-def test_no_answer_loses_anything(things: list[Thing], known: Record | None) -> None:
+def test_no_answer_loses_anything(resources: list[Resource], known: ClusterRecord | None) -> None:
     """Absent is said only when nothing is there; ready only of whole units; and what is kept is never surplus."""
-    state = judge(tuple(things), known)
+    state = judge(tuple(resources), known)
     if state.condition == "absent":
-        assert not things
+        assert not resources
         assert known is None
     if state.condition == "ready":
         assert state.unit is not None
         assert all(condition_of(part) == "ready" for part in state.unit.nodes)
-        assert not {thing.zone for thing in state.surplus} & {state.unit.zone, None}
+        assert not {resource.zone for resource in state.surplus} & {state.unit.zone, None}
     if state.elsewhere:
         assert state.condition == "failed"
         assert state.reason

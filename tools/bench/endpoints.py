@@ -81,7 +81,7 @@ class EndpointsProvider:
         taken = {host.home for place in self.clusters.iterdir() for host in _hosts(place)}
         free = [str(path) for path in sorted(self.sockets.iterdir(), key=lambda path: int(path.name))]
         free = [path for path in free if path not in taken]
-        wanted, each = request.steps[0].body["hosts"], request.steps[0].body["hosts_per_slice"]
+        wanted, each = int(request.steps[0].body["hosts"]), int(request.steps[0].body["hosts_per_slice"])
         if len(free) < wanted:
             raise UserError(f"{wanted} endpoints are asked for, and {len(free)} are free", "take a cluster down")
         hosts = [

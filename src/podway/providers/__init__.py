@@ -11,12 +11,13 @@ A provider is one package and one row in `podway.provider_table`; it is imported
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from podway.decoding import from_plain
 from podway.errors import UserError
 from podway.extras import explain
 from podway.hosts.link import Opener
@@ -25,6 +26,8 @@ from podway.provider_table import ProviderRow, find_row, load, provider_rows, ro
 from podway.task.task import Resources
 
 log = logging.getLogger("podway.providers")
+
+Body = TypeVar("Body")
 
 BlockCode = Literal["not_offered", "quota", "refused", "price", "simulated"]
 
@@ -56,7 +59,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     verb: str
     target: str
-    body: dict[str, Any] = {}
+    body: Mapping[str, Any] = {}
+
+    def read(self, kind: type[Body]) -> Body:
+        """The body, as far as `kind` has fields for it."""
+        return from_plain(self.body, kind, strict=False)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,9 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podway.errors import ProviderError, UserError
 from podway.extras import explain
@@ -173,7 +173,7 @@ async def _start(link: HostLink, key: str, text: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _limit(seconds: float, what: str) -> Any:
+async def _limit(seconds: float, what: str) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import requests
@@ -26,6 +26,7 @@ from google.cloud import storage  # type: ignore[attr-defined]
 
 from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
+from podway.files import write_atomically
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import TreeEntry, TreeManifest
 from podway.providers.gcp.settings import Account
@@ -37,6 +38,7 @@ MARK = "podway-sha256"
 _WHERE_US = "US"  # the API's own default location
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -62,10 +64,21 @@ def open_buckets(root: Path) -> "Buckets":
     return Buckets(client, account, root / "cache" / "buckets")
 
 
+class StoredObject(Protocol):
+    """What is used of an object of Google's client, which has no types."""
+
+    name: str
+    generation: int
+    metadata: dict[str, str] | None
+
+    def download_to_filename(self, filename: str, *, checksum: str) -> None:
+        """Write the contents to a file, compared with the checksum."""
+
+
 class Buckets:
     """See the module docstring. `cache` is a directory to remember downloads in."""
 
-    def __init__(self, client: Any, account: Account, cache: Path) -> None:
+    def __init__(self, client: storage.Client, account: Account, cache: Path) -> None:
         self._client = client
         self._account = account
         self._cache = cache
@@ -113,7 +126,7 @@ class Buckets:
         known = self._known(address.bucket)
         lacking = [one for one in objects if not _has(blobs, known.get(one.name), one.generation)]
 
-        def fetch(one: Any) -> tuple[str, Kept]:
+        def fetch(one: StoredObject) -> tuple[str, Kept]:
             with _plainly(address, "read"):
                 digest, size = _fetched(one, blobs)
             return one.name, Kept(one.generation, digest, size)
@@ -131,7 +144,7 @@ class Buckets:
             return TreeManifest(root="file", entries=(entry,))
         return tree_of(address, {one.name: known[one.name] for one in objects})
 
-    def _objects(self, address: Address) -> list[Any]:
+    def _objects(self, address: Address) -> list[StoredObject]:
         with _plainly(address, "list"):
             found = [one for one in self._listed(address) if not one.name.endswith("/")]
         exact = [one for one in found if one.name == address.prefix]
@@ -140,7 +153,7 @@ class Buckets:
             raise UserError(f"{address}: nothing is there", "correct the address, or upload it first", status=404)
         return below or exact
 
-    def _listed(self, address: Address) -> list[Any]:
+    def _listed(self, address: Address) -> list[StoredObject]:
         return list(self._client.list_blobs(address.bucket, prefix=address.prefix or None))
 
     def _known(self, bucket: str) -> dict[str, Kept]:
@@ -151,9 +164,7 @@ class Buckets:
 
     def _remember(self, bucket: str, known: dict[str, Kept]) -> None:
         self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self._cache / f".{bucket}.{os.getpid()}.json"
-        temporary.write_bytes(msgspec.json.encode(known))
-        temporary.replace(self._cache / f"{bucket}.json")
+        write_atomically(self._cache / f"{bucket}.json", msgspec.json.encode(known))
 
 
 def tree_of(address: Address, objects: dict[str, Kept]) -> TreeManifest:
@@ -188,7 +199,7 @@ def _has(blobs: BlobStore, kept: Kept | None, generation: int) -> bool:
     return kept is not None and kept.generation == generation and not blobs.missing([kept.sha256])
 
 
-def _fetched(one: Any, blobs: BlobStore) -> tuple[str, int]:
+def _fetched(one: StoredObject, blobs: BlobStore) -> tuple[str, int]:
     """The object among the contents: its digest and size."""
     handle, path = tempfile.mkstemp(prefix=".download-", dir=blobs.root)
     os.close(handle)
@@ -199,7 +210,7 @@ def _fetched(one: Any, blobs: BlobStore) -> tuple[str, int]:
         Path(path).unlink(missing_ok=True)
 
 
-def _each(work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+def _each(work: Callable[[Item], T], items: Sequence[Item]) -> list[T]:
     """A few at a time; the first failure is raised, and what had not begun is left."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         futures = [pool.submit(work, item) for item in items]

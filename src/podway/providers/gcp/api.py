@@ -1,7 +1,7 @@
 """The calls: the official Cloud TPU clients, and what Compute Engine and Service Usage are asked over an authorized session.
 
-What there is comes as a plain `Thing` and an error as a `Trouble` (gcp_errors.py), whichever client told it. All of it blocks; the
-provider calls it by `aside`. Nothing is retried here, since whoever calls looks again anyway. With PODWAY_GCP_ENDPOINT the same calls
+What there is comes as a plain `Resource` and an error as a `GcpError` (errors.py), whichever client told it. All of it blocks; the
+provider calls it by `in_thread`. Nothing is retried here, since whoever calls looks again anyway. With PODWAY_GCP_ENDPOINT the same calls
 go to an emulator.
 
 TPU VMs and queued resources are version 2 of the API, over REST. Best-effort capacity is in v2alpha1 only, and legacy TPU Nodes
@@ -12,25 +12,28 @@ import asyncio
 import functools
 import re
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Literal, ParamSpec, Protocol, TypedDict, TypeVar
 
 import grpc
 import msgspec
 import requests
 from google.api_core.exceptions import from_http_response
+from google.api_core.operation import Operation
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud import tpu_v1, tpu_v2, tpu_v2alpha1
 from google.protobuf.json_format import ParseError
 
+from podway.decoding import from_plain
 from podway.providers import Step
-from podway.providers.gcp.errors import Trouble, explain, failed_operation
-from podway.providers.gcp.quota import SERVICE, Quota, read_quotas
+from podway.providers.gcp.errors import GcpError, explain, failed_operation
+from podway.providers.gcp.quota import SERVICE, MetricItem, Quota, read_quotas
 from podway.providers.gcp.resources import (
+    ComputeItem,
     Kind,
-    Sight,
-    Thing,
+    Listing,
+    Resource,
     from_disk,
     from_firewall,
     from_instance,
@@ -42,14 +45,68 @@ from podway.providers.gcp.resources import (
 )
 from podway.providers.gcp.settings import Account
 
+
+class _CallOptions(TypedDict):
+    retry: None
+    timeout: float
+
+
 THREADS = 16
 CALL_S = 30.0
 ASK_S = 8.0  # for what can be done without
 COMPUTE = "https://compute.googleapis.com"
 SERVICE_USAGE = "https://serviceusage.googleapis.com"
 EVERYWHERE = "-"  # the API's word for all zones
+_ONCE = _CallOptions(retry=None, timeout=CALL_S)
 
 Answer = TypeVar("Answer")
+Parameters = ParamSpec("Parameters")
+Message = TypeVar("Message", tpu_v1.Node, tpu_v2.Node, tpu_v2.QueuedResource, tpu_v2alpha1.QueuedResource)
+
+
+class _ErrorItem(msgspec.Struct, frozen=True):
+    code: str = ""
+    message: str = ""
+
+
+class _Errors(msgspec.Struct, frozen=True):
+    errors: tuple[_ErrorItem, ...] = ()
+
+
+class _Operation(msgspec.Struct, frozen=True, rename="camel"):
+    """An operation of Compute Engine."""
+
+    self_link: str = ""
+    error: _Errors = _Errors()
+
+
+class _ItemList(msgspec.Struct, frozen=True):
+    instances: tuple[ComputeItem, ...] = ()
+    disks: tuple[ComputeItem, ...] = ()
+
+
+class _Page(msgspec.Struct, frozen=True, rename="camel"):
+    """A list of one place; `_AllPlaces` is one of all of them, by place."""
+
+    items: tuple[ComputeItem, ...] = ()
+    next_page_token: str = ""
+
+
+class _AllPlaces(msgspec.Struct, frozen=True, rename="camel"):
+    items: dict[str, _ItemList] = {}
+    next_page_token: str = ""
+
+
+class _Metrics(msgspec.Struct, frozen=True, rename="camel"):
+    metrics: tuple[MetricItem, ...] = ()
+    next_page_token: str = ""
+
+
+class _WithUnreachable(Protocol):
+    """A page of any of the clients' lists."""
+
+    @property
+    def unreachable(self) -> Sequence[str]: ...
 
 
 class Cloud:
@@ -59,56 +116,59 @@ class Cloud:
         self._account = account
         self._threads = ThreadPoolExecutor(THREADS, "gcp")
 
-    async def aside(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
+    async def in_thread(
+        self, work: Callable[Parameters, Answer], *arguments: Parameters.args, **named: Parameters.kwargs
+    ) -> Answer:
         """Do it in a thread of the cloud's own: one that does not answer holds up nothing else of the server."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        call = functools.partial(work, *arguments, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     # looking
 
-    def look(self, kinds: Iterable[Kind], zones: tuple[str, ...] = (EVERYWHERE,)) -> Sight:
+    def look(self, kinds: Iterable[Kind], zones: tuple[str, ...] = (EVERYWHERE,)) -> Listing:
         """Everything of these kinds in these zones that carries Podway's mark."""
-        things: list[Thing] = []
-        blind: set[str] = set()
+        resources: list[Resource] = []
+        unreachable: set[str] = set()
         for kind in kinds:
             for zone in zones if kind != "firewall rule" else ("",):
                 seen = self._list(kind, zone)
-                things += seen.things
-                blind |= set(seen.blind)
-        return Sight(things=tuple(things), blind=tuple(sorted(blind)))
+                resources += seen.resources
+                unreachable |= set(seen.unreachable)
+        return Listing(resources=tuple(resources), unreachable=tuple(sorted(unreachable)))
 
-    def _list(self, kind: Kind, zone: str) -> Sight:
-        pages: list[Any] = []
+    def _list(self, kind: Kind, zone: str) -> Listing:
         match kind:
             case "queued resource":
-                pages = self._pages(self._v2.list_queued_resources, zone)
-                found = [from_queued_resource(item) for page in pages for item in page.queued_resources]
+                queues = self._pages(lambda parent: self._v2.list_queued_resources(parent=parent, **_ONCE).pages, zone)
+                found = [from_queued_resource(item) for page in queues for item in page.queued_resources]
+                return _listing(found, queues)
             case "node":
-                pages = self._pages(self._v2.list_nodes, zone)
-                found = [from_node(item) for page in pages for item in page.nodes if "V1" not in item.api_version.name]
+                nodes = self._pages(lambda parent: self._v2.list_nodes(parent=parent, **_ONCE).pages, zone)
+                found = [from_node(item) for page in nodes for item in page.nodes if "V1" not in item.api_version.name]
+                return _listing(found, nodes)
             case "tpu node":
-                pages = self._pages(self._v1.list_nodes, zone)
-                found = [from_tpu_node(item) for page in pages for item in page.nodes if item.api_version.name == "V1"]
+                old = self._pages(lambda parent: self._v1.list_nodes(parent=parent, **_ONCE).pages, zone)
+                found = [from_tpu_node(item) for page in old for item in page.nodes if item.api_version.name == "V1"]
+                return _listing(found, old)
             case "instance":
-                found = [from_instance(item) for item in self._call(lambda: self._items("instances", zone))]
+                return _listing([from_instance(item) for item in self._call(lambda: self._items("instances", zone))])
             case "disk":
-                found = [from_disk(item) for item in self._call(lambda: self._items("disks", zone))]
+                return _listing([from_disk(item) for item in self._call(lambda: self._items("disks", zone))])
             case "firewall rule":
-                found = [from_firewall(item) for item in self._call(lambda: self._items("firewalls", ""))]
-        blind = tuple(str(name).rpartition("/")[2] for page in pages for name in page.unreachable)
-        return Sight(things=tuple(thing for thing in found if thing is not None), blind=blind)
+                return _listing([from_firewall(item) for item in self._call(lambda: self._items("firewalls", ""))])
 
-    def _pages(self, listing: Callable[..., Any], zone: str) -> list[Any]:
+    def _pages(self, pages: Callable[[str], Iterable[Answer]], zone: str) -> list[Answer]:
         parent = f"projects/{self._account.project}/locations/{zone}"
         where = None if zone == EVERYWHERE else zone
-        return self._call(lambda: list(listing(parent=parent, retry=None, timeout=CALL_S).pages), zone=where)
+        return self._call(lambda: list(pages(parent)), zone=where)
 
     def has_type(self, zone: str, accelerator_type: str) -> bool:
         """Whether the project is offered this accelerator type in the zone."""
         name = f"projects/{self._account.project}/locations/{zone}/acceleratorTypes/{accelerator_type}"
         try:
             self._call(lambda: self._v2.get_accelerator_type(name=name, retry=None, timeout=ASK_S), zone=zone)
-        except Trouble as trouble:
-            if trouble.kind == "absent":
+        except GcpError as error:
+            if error.kind == "absent":
                 return False
             raise
         return True
@@ -117,13 +177,13 @@ class Cloud:
         """What the project may hold of each TPU, and where."""
         url = f"{self._account.settings.endpoint or SERVICE_USAGE}/v1beta1/projects/{self._account.project}"
         url = f"{url}/services/{SERVICE}/consumerQuotaMetrics"
-        found: list[dict[str, Any]] = []
+        found: list[MetricItem] = []
         token: str | None = ""
         while token is not None:
             params = {"pageSize": "1000", "view": "BASIC", "pageToken": token}
-            page = self._call(functools.partial(self._rest, "GET", url, params=params, seconds=ASK_S))
-            found += page.get("metrics", [])
-            token = page.get("nextPageToken") or None
+            page = self._call(functools.partial(self._rest, _Metrics, "GET", url, params=params, seconds=ASK_S))
+            found += page.metrics
+            token = page.next_page_token or None
         return read_quotas(found)
 
     def guest_attributes(self, path: str) -> list[dict[str, str]]:
@@ -138,10 +198,9 @@ class Cloud:
     def outcome(self, operation: str, wanted: str, zone: str | None) -> None:
         """Raise what an operation failed with; return while it goes on or when it went well."""
         if "/compute/" in operation:
-            done = self._call(lambda: self._compute("GET", operation.partition("/compute/")[2]))
-            errors = done.get("error", {}).get("errors", [])
-            if errors:
-                text = f"{errors[0].get('code', '')}: {errors[0].get('message', '')}"
+            done = self._call(lambda: self._compute(_Operation, "GET", operation.partition("/compute/")[2]))
+            if done.error.errors:
+                text = f"{done.error.errors[0].code}: {done.error.errors[0].message}"
                 code = 8 if re.search("QUOTA|RESOURCE_POOL|STOCKOUT", text) else 3
                 raise failed_operation(code, text, wanted, zone)
             return
@@ -161,64 +220,68 @@ class Cloud:
 
         def make() -> str:
             match step.verb:
-                case "create-queued-resource" | "create-queued-resource-v2alpha1":
-                    alpha = step.verb.endswith("v2alpha1")
-                    library: Any = tpu_v2alpha1 if alpha else tpu_v2
-                    request = library.CreateQueuedResourceRequest(
+                case "create-queued-resource":
+                    queued = tpu_v2.CreateQueuedResourceRequest(
                         parent=parent,
                         queued_resource_id=name,
-                        queued_resource=_proto(library.QueuedResource, step.body),
+                        queued_resource=_proto(tpu_v2.QueuedResource, step.body),
                         request_id=request_id,
                     )
-                    client: Any = self._v2alpha1 if alpha else self._v2
-                    return _operation(client.create_queued_resource(request=request, retry=None, timeout=CALL_S))
+                    return _operation(self._v2.create_queued_resource(request=queued, **_ONCE))
+                case "create-queued-resource-v2alpha1":
+                    best_effort = tpu_v2alpha1.CreateQueuedResourceRequest(
+                        parent=parent,
+                        queued_resource_id=name,
+                        queued_resource=_proto(tpu_v2alpha1.QueuedResource, step.body),
+                        request_id=request_id,
+                    )
+                    return _operation(self._v2alpha1.create_queued_resource(request=best_effort, **_ONCE))
                 case "create-node":
                     node = _proto(tpu_v2.Node, step.body)
-                    made = self._v2.create_node(parent=parent, node_id=name, node=node, retry=None, timeout=CALL_S)
-                    return _operation(made)
+                    return _operation(self._v2.create_node(parent=parent, node_id=name, node=node, **_ONCE))
                 case "create-tpu-node":
-                    node = _proto(tpu_v1.Node, step.body)
-                    made = self._v1.create_node(parent=parent, node_id=name, node=node, retry=None, timeout=CALL_S)
-                    return _operation(made)
+                    old = _proto(tpu_v1.Node, step.body)
+                    return _operation(self._v1.create_node(parent=parent, node_id=name, node=old, **_ONCE))
                 case _:
-                    answer = self._compute(
-                        "POST", f"v1/{parent}/{collection}", body=step.body, params={"requestId": request_id}
-                    )
-                    return _compute_path(answer.get("selfLink", ""))
+                    path = f"v1/{parent}/{collection}"
+                    answer = self._compute(_Operation, "POST", path, body=step.body, params={"requestId": request_id})
+                    return _compute_path(answer.self_link)
 
         return self._call(make, wanted=wanted, zone=zone)
 
-    def delete(self, thing: Thing) -> None:
+    def delete(self, resource: Resource) -> None:
         """Begin to delete it; silence when it is gone."""
         try:
-            self._call(lambda: self._delete(thing), wanted=thing.id, zone=thing.zone)
-        except Trouble as trouble:
-            if trouble.kind != "absent":
+            self._call(lambda: self._delete(resource), wanted=resource.id, zone=resource.zone)
+        except GcpError as error:
+            if error.kind != "absent":
                 raise
 
-    def _delete(self, thing: Thing) -> None:
-        match thing.kind:
+    def _delete(self, resource: Resource) -> None:
+        match resource.kind:
             case "queued resource":
-                request = tpu_v2.DeleteQueuedResourceRequest(name=thing.path, force=True)
-                self._v2.delete_queued_resource(request=request, retry=None, timeout=CALL_S)
+                request = tpu_v2.DeleteQueuedResourceRequest(name=resource.path, force=True)
+                self._v2.delete_queued_resource(request=request, **_ONCE)
             case "node":
-                self._v2.delete_node(name=thing.path, retry=None, timeout=CALL_S)
+                self._v2.delete_node(name=resource.path, **_ONCE)
             case "tpu node":
-                self._v1.delete_node(name=thing.path, retry=None, timeout=CALL_S)
+                self._v1.delete_node(name=resource.path, **_ONCE)
             case _:
-                self._compute("DELETE", f"v1/{thing.path}")
+                self._compute(_Operation, "DELETE", f"v1/{resource.path}")
 
-    def switch(self, thing: Thing, on: bool) -> str:
+    def switch(self, resource: Resource, on: bool) -> str:
         """Begin to start or stop a node or an instance; the name of the operation."""
-        return self._call(lambda: self._switch(thing, on), wanted=thing.accelerator_type or thing.id, zone=thing.zone)
+        return self._call(
+            lambda: self._switch(resource, on), wanted=resource.accelerator_type or resource.id, zone=resource.zone
+        )
 
-    def _switch(self, thing: Thing, on: bool) -> str:
-        if thing.kind == "instance":
-            answer = self._compute("POST", f"v1/{thing.path}/{'start' if on else 'stop'}")
-            return _compute_path(answer.get("selfLink", ""))
-        client = self._v1 if thing.kind == "tpu node" else self._v2
-        call = client.start_node if on else client.stop_node
-        return _operation(call(request={"name": thing.path}, retry=None, timeout=CALL_S))
+    def _switch(self, resource: Resource, on: bool) -> str:
+        if resource.kind == "instance":
+            answer = self._compute(_Operation, "POST", f"v1/{resource.path}/{'start' if on else 'stop'}")
+            return _compute_path(answer.self_link)
+        client = self._v1 if resource.kind == "tpu node" else self._v2
+        request = {"name": resource.path}
+        return _operation(client.start_node(request, **_ONCE) if on else client.stop_node(request, **_ONCE))
 
     # the clients
 
@@ -229,76 +292,109 @@ class Cloud:
             raise explain(error, wanted, zone) from None
 
     @functools.cached_property
-    def _v2(self) -> Any:
+    def _v2(self) -> tpu_v2.TpuClient:
         endpoint = self._account.settings.endpoint
         options = {"api_endpoint": endpoint} if endpoint else {}
         return tpu_v2.TpuClient(transport="rest", credentials=self._account.credentials(), client_options=options)
 
     @functools.cached_property
-    def _v2alpha1(self) -> Any:
-        return self._over_grpc(tpu_v2alpha1.TpuClient)
+    def _v2alpha1(self) -> tpu_v2alpha1.TpuClient:
+        channel = self._emulator_channel()
+        if channel is None:
+            return tpu_v2alpha1.TpuClient(credentials=self._account.credentials())
+        return tpu_v2alpha1.TpuClient(transport=tpu_v2alpha1.TpuClient.get_transport_class("grpc")(channel=channel))
 
     @functools.cached_property
-    def _v1(self) -> Any:
-        return self._over_grpc(tpu_v1.TpuClient)
+    def _v1(self) -> tpu_v1.TpuClient:
+        channel = self._emulator_channel()
+        if channel is None:
+            return tpu_v1.TpuClient(credentials=self._account.credentials())
+        return tpu_v1.TpuClient(transport=tpu_v1.TpuClient.get_transport_class("grpc")(channel=channel))
 
-    def _over_grpc(self, client: Any) -> Any:
+    def _emulator_channel(self) -> grpc.Channel | None:
+        """To the emulator, where one is set: these two versions are spoken over gRPC alone."""
         address = self._account.settings.grpc
-        if not address:
-            return client(credentials=self._account.credentials())
-        transport = client.get_transport_class("grpc")
-        return client(transport=transport(channel=grpc.insecure_channel(address)))
+        return grpc.insecure_channel(address) if address else None
 
     @functools.cached_property
     def _session(self) -> requests.Session:
         return AuthorizedSession(self._account.credentials())  # type: ignore[no-untyped-call]
 
     def _compute(
-        self, method: str, path: str, body: dict[str, Any] | None = None, params: dict[str, str] | None = None
-    ) -> dict[str, Any]:
+        self,
+        kind: type[Answer],
+        method: str,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        params: dict[str, str] | None = None,
+    ) -> Answer:
         """One call of Compute Engine; `path` begins with its version."""
-        return self._rest(method, f"{self._account.settings.endpoint or COMPUTE}/compute/{path}", body, params)
+        url = f"{self._account.settings.endpoint or COMPUTE}/compute/{path}"
+        return self._rest(kind, method, url, body, params)
 
     def _rest(
         self,
+        kind: type[Answer],
         method: str,
         url: str,
-        body: dict[str, Any] | None = None,
+        body: Mapping[str, object] | None = None,
         params: dict[str, str] | None = None,
         seconds: float = CALL_S,
-    ) -> dict[str, Any]:
-        answer = self._session.request(method, url, json=body, params=params, timeout=seconds)
+    ) -> Answer:
+        """One call; its answer, as far as it is read. Numbers may come as text, as Google's JSON has them."""
+        answer = self._session.request(
+            method,
+            url,
+            data=msgspec.json.encode(body) if body is not None else None,
+            headers={"Content-Type": "application/json"},
+            params=params,
+            timeout=seconds,
+        )
         if answer.status_code >= 400:
             raise from_http_response(answer)  # type: ignore[no-untyped-call]
-        found: dict[str, Any] = answer.json() if answer.content else {}
-        return found
+        try:
+            return from_plain(msgspec.json.decode(answer.content or b"{}"), kind, strict=False)
+        except msgspec.MsgspecError as error:  # a proxy in between, most likely
+            raise GcpError("again", f"Google Cloud answered what cannot be read: {error}", sure=False) from None
 
-    def _items(self, collection: str, zone: str) -> list[dict[str, Any]]:
+    def _items(self, collection: Literal["instances", "disks", "firewalls"], zone: str) -> list[ComputeItem]:
         """All pages of a list that may hold something of ours, over one zone, all zones, or none."""
         project = f"v1/projects/{self._account.project}"
         where = {"": "global", EVERYWHERE: "aggregated"}.get(zone, f"zones/{zone}")
         params: dict[str, str] = {"filter": "labels.podway-owner:*"} if zone else {}
-        found: list[dict[str, Any]] = []
-        more = True
-        while more:
-            page = self._compute("GET", f"{project}/{where}/{collection}", params=params)
-            items = page.get("items", [])
-            parts = items.values() if isinstance(items, dict) else [{collection: items}]
-            found += [item for part in parts for item in part.get(collection, [])]
-            more = bool(page.get("nextPageToken"))
-            params = {**params, "pageToken": page.get("nextPageToken", "")}
+        path = f"{project}/{where}/{collection}"
+        found: list[ComputeItem] = []
+        token = "start"
+        while token:
+            if zone == EVERYWHERE:
+                everywhere = self._compute(_AllPlaces, "GET", path, params=params)
+                parts = everywhere.items.values()
+                found += [item for part in parts for item in (part.disks if collection == "disks" else part.instances)]
+                token = everywhere.next_page_token
+            else:
+                page = self._compute(_Page, "GET", path, params=params)
+                found += page.items
+                token = page.next_page_token
+            params = {**params, "pageToken": token}
         return found
 
 
-def _proto(kind: Any, body: dict[str, Any]) -> Any:
+def _listing(found: Iterable[Resource | None], pages: Iterable[_WithUnreachable] = ()) -> Listing:
+    """What of it is Podway's, and the zones that the pages say did not answer."""
+    unreachable = tuple(name.rpartition("/")[2] for page in pages for name in page.unreachable)
+    return Listing(resources=tuple(resource for resource in found if resource is not None), unreachable=unreachable)
+
+
+def _proto(kind: type[Message], body: Mapping[str, object]) -> Message:
     """The client's own message from JSON: a field it does not know is our mistake, seen here."""
     try:
-        return kind.from_json(msgspec.json.encode(body).decode())
+        message: Message = kind.from_json(msgspec.json.encode(body).decode())
+        return message
     except ParseError as error:
-        raise Trouble("never", f"{kind.__name__} cannot be sent: {error}", "this is a bug of Podway") from None
+        raise GcpError("never", f"{kind.__name__} cannot be sent: {error}", "this is a bug of Podway") from None
 
 
-def _operation(made: Any) -> str:
+def _operation(made: Operation) -> str:
     return str(made.operation.name)
 
 

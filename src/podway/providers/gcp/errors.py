@@ -38,7 +38,7 @@ _IN_USE = re.compile(r"already being used|resourceInUse|in use by", re.IGNORECAS
 _OF_THE_ZONE = re.compile(r"\bzone\b|\blocation|\bregion|accelerator ?type|subnetwork", re.IGNORECASE)
 
 
-class Trouble(Exception):
+class GcpError(Exception):
     """What went wrong in one call, and of which of the five kinds it is.
 
     `sure`: the call certainly had no effect. `no_quota`: the project has a quota of 0, which no waiting changes.
@@ -59,44 +59,44 @@ class Trouble(Exception):
         return ProviderError(self.what)
 
 
-def explain(error: BaseException, wanted: str, zone: str | None) -> Trouble:
+def explain(error: BaseException, wanted: str, zone: str | None) -> GcpError:
     """An exception of a call about `wanted` (an accelerator type, or a resource) in `zone`."""
     place = f" in {zone}" if zone else ""
     match error:
-        case Trouble():
+        case GcpError():
             return error
         case GoogleAuthError():
-            return Trouble("never", f"Google Cloud did not accept the credentials: {_line(error)}", LOG_IN)
+            return GcpError("never", f"Google Cloud did not accept the credentials: {_line(error)}", LOG_IN)
         case exceptions.NotFound():
-            return Trouble("absent", _line(error))
+            return GcpError("absent", _line(error))
         case exceptions.Aborted():
-            return Trouble("again", _line(error), sure=False)
+            return GcpError("again", _line(error), sure=False)
         case exceptions.Conflict() if _IN_USE.search(str(error)):
-            return Trouble("again", _line(error))
+            return GcpError("again", _line(error))
         case exceptions.Conflict():  # AlreadyExists over gRPC is one too
-            return Trouble("exists", _line(error))
+            return GcpError("exists", _line(error))
         case exceptions.TooManyRequests():  # and ResourceExhausted
             return exhausted(_line(error), wanted, place)
         case exceptions.Forbidden():  # and PermissionDenied
             return _forbidden(_line(error), wanted, place)
         case exceptions.Unauthorized():
-            return Trouble("never", f"Google Cloud did not accept the credentials: {_line(error)}", LOG_IN)
+            return GcpError("never", f"Google Cloud did not accept the credentials: {_line(error)}", LOG_IN)
         case exceptions.BadRequest():  # InvalidArgument, FailedPrecondition, OutOfRange
             return _bad(_line(error), wanted, place)
         case exceptions.GoogleAPICallError() if error.code in (408, 500, 502, 503, 504):
-            return Trouble("again", f"Google Cloud did not do it: {_line(error)}", sure=False)
+            return GcpError("again", f"Google Cloud did not do it: {_line(error)}", sure=False)
         case exceptions.GoogleAPICallError():
-            return Trouble("again", f"Google Cloud answered: {_line(error)}", sure=False)
+            return GcpError("again", f"Google Cloud answered: {_line(error)}", sure=False)
         case exceptions.RetryError() | requests.RequestException() | OSError():
-            return Trouble("again", f"Google Cloud cannot be reached: {_line(error)}", sure=False)
+            return GcpError("again", f"Google Cloud cannot be reached: {_line(error)}", sure=False)
         case _:
             raise error
 
 
-def failed_operation(code: int, message: str, wanted: str, zone: str | None) -> Trouble:
+def failed_operation(code: int, message: str, wanted: str, zone: str | None) -> GcpError:
     """The error an operation ended with; `code` is of google.rpc.Code."""
     if code == DEADLINE_EXCEEDED:
-        return Trouble("elsewhere", f"no capacity for {wanted}{f' in {zone}' if zone else ''} came in time")
+        return GcpError("elsewhere", f"no capacity for {wanted}{f' in {zone}' if zone else ''} came in time")
     kinds: dict[int, type[exceptions.GoogleAPICallError]] = {
         3: exceptions.InvalidArgument,
         5: exceptions.NotFound,
@@ -107,53 +107,53 @@ def failed_operation(code: int, message: str, wanted: str, zone: str | None) -> 
     }
     made = explain(kinds.get(code, exceptions.InternalServerError)(message), wanted, zone)
     # What was accepted and then failed is not worth the same try in the same place.
-    return made if made.kind == "never" else Trouble("elsewhere", made.what, no_quota=made.no_quota)
+    return made if made.kind == "never" else GcpError("elsewhere", made.what, no_quota=made.no_quota)
 
 
-def exhausted(message: str, wanted: str, place: str) -> Trouble:
+def exhausted(message: str, wanted: str, place: str) -> GcpError:
     """Nothing left: of the machines, of the project's quota, or of its requests for this minute."""
     if _PER_MINUTE.search(message):
-        return Trouble("again", f"too many requests to Google Cloud: {message}")
+        return GcpError("again", f"too many requests to Google Cloud: {message}")
     quota = _QUOTA.search(message)
     if quota:
         limit = (quota["limit"] or "").rstrip(".")
         told = f" is {limit}" if limit else " is used up"
-        return Trouble("elsewhere", f"quota {quota['quota']}{told}{place}", no_quota=bool(limit) and float(limit) == 0)
+        return GcpError("elsewhere", f"quota {quota['quota']}{told}{place}", no_quota=bool(limit) and float(limit) == 0)
     if _NO_CAPACITY.search(message):
-        return Trouble("elsewhere", f"no capacity for {wanted}{place}")
-    return Trouble("elsewhere", f"{wanted}{place}: {message}")
+        return GcpError("elsewhere", f"no capacity for {wanted}{place}")
+    return GcpError("elsewhere", f"{wanted}{place}: {message}")
 
 
-def _forbidden(message: str, wanted: str, place: str) -> Trouble:
+def _forbidden(message: str, wanted: str, place: str) -> GcpError:
     api = _API_OFF.search(message)
     if api:
         name = {"cloud tpu api": "tpu.googleapis.com", "compute engine api": "compute.googleapis.com"}.get(
             api["api"].lower(), api["api"]
         )
-        return Trouble("never", f"{api['api']} is not enabled in the project", f"run: gcloud services enable {name}")
+        return GcpError("never", f"{api['api']} is not enabled in the project", f"run: gcloud services enable {name}")
     if "quota" in message.lower():  # Compute Engine answers 403 for it
         return exhausted(message, wanted, place)
     denied = _DENIED.search(message)
     permission = (denied[1] or denied[2]) if denied else ""
     if permission and "/locations/" in message:
-        return Trouble("elsewhere", f"permission {permission} is missing{place}")
+        return GcpError("elsewhere", f"permission {permission} is missing{place}")
     if permission:
-        return Trouble(
+        return GcpError(
             "never",
             f"permission {permission} is missing in the project",
             "ask for the role roles/tpu.admin (and roles/compute.admin for disks and ports)",
         )
-    return Trouble("elsewhere", f"not allowed{place}: {message}")
+    return GcpError("elsewhere", f"not allowed{place}: {message}")
 
 
-def _bad(message: str, wanted: str, place: str) -> Trouble:
+def _bad(message: str, wanted: str, place: str) -> GcpError:
     if _NO_CAPACITY.search(message) or _QUOTA.search(message):
         return exhausted(message, wanted, place)
     if _IN_USE.search(message):
-        return Trouble("again", message)
+        return GcpError("again", message)
     if _OF_THE_ZONE.search(message):
-        return Trouble("elsewhere", f"{wanted} is refused{place}: {message}")
-    return Trouble("never", f"Google Cloud refuses {wanted}{place}: {message}", "correct it, then launch again")
+        return GcpError("elsewhere", f"{wanted} is refused{place}: {message}")
+    return GcpError("never", f"Google Cloud refuses {wanted}{place}: {message}", "correct it, then launch again")
 
 
 def _line(error: BaseException) -> str:

@@ -18,8 +18,8 @@ from podway.hosts.ssh.connections import Endpoint, SshConnections
 from podway.order import Host
 from podway.providers import Shell
 from podway.providers.gcp.api import Cloud
-from podway.providers.gcp.errors import Trouble
-from podway.providers.gcp.resources import Thing
+from podway.providers.gcp.errors import GcpError
+from podway.providers.gcp.resources import Resource
 from podway.providers.gcp.settings import Account
 from podway.providers.ssh.machine import Held, MachineWork, who_am_i
 from podway.providers.ssh.pool import Machine
@@ -43,10 +43,10 @@ class Hosts:
         self._work = MachineWork(self.connections)
 
     async def place(
-        self, cluster: str, nodes: tuple[Thing, ...], disk_gb: int, tpu_name: str | None
+        self, cluster: str, nodes: tuple[Resource, ...], disk_gb: int, tpu_name: str | None
     ) -> tuple[Host, ...]:
         """Have an agent answer on every worker of every node, and say who they are, slice by slice."""
-        told = await asyncio.gather(*(self._cloud.aside(self._attributes, node) for node in nodes))
+        told = await asyncio.gather(*(self._cloud.in_thread(self._attributes, node) for node in nodes))
         hosts: list[Host] = []
         for which, (node, workers) in enumerate(zip(nodes, told, strict=True)):
             for worker, ((inside, outside), said) in enumerate(zip(node.addresses, workers, strict=True)):
@@ -91,7 +91,7 @@ class Hosts:
             alias=f"podway-{host.id.partition('/')[0]}",
         )
 
-    def let_go(self, hosts: tuple[Host, ...]) -> None:
+    def disconnect(self, hosts: tuple[Host, ...]) -> None:
         """They are off: no more connections to them."""
         for host in hosts:
             self.connections.drop(self.endpoint(host))
@@ -118,11 +118,11 @@ class Hosts:
         await self._work.start(machine, host, claimed, self._work.connect(machine, host.home))
         return host
 
-    def _attributes(self, node: Thing) -> list[dict[str, str]]:
+    def _attributes(self, node: Resource) -> list[dict[str, str]]:
         """What each worker says of itself through the cloud; nothing where it says nothing (yet)."""
         said: list[dict[str, str]] = []
         if node.kind == "node":
-            with contextlib.suppress(Trouble):
+            with contextlib.suppress(GcpError):
                 said = self._cloud.guest_attributes(node.path)
         return [*said, *({} for _ in node.addresses)][: len(node.addresses)]
 

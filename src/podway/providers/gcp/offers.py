@@ -1,6 +1,6 @@
 """Where on Google Cloud a slice may be had: the catalog's zones and prices, and what the project is offered there.
 
-Whether the project is offered an accelerator type in a zone, and how much of it it may hold there (gcp_quota.py), is read before
+Whether the project is offered an accelerator type in a zone, and how much of it it may hold there (quota.py), is read before
 it is tried and remembered for a while; so is a quota that a zone said to be nothing. Such an offer stays in the list with the reason,
 and is not tried. Where nobody can tell, trying will.
 """
@@ -14,7 +14,7 @@ from podway.catalog.slices import Slice, find_slice
 from podway.errors import UserError
 from podway.providers import Blocked, Offer
 from podway.providers.gcp.api import Cloud
-from podway.providers.gcp.errors import Trouble
+from podway.providers.gcp.errors import GcpError
 from podway.providers.gcp.quota import Quota, too_little
 from podway.providers.gcp.settings import Settings
 from podway.task.task import Resources
@@ -24,7 +24,7 @@ AT_ONCE = 8
 CPU_ZONE = "us-central1-a"
 
 
-class Market:
+class OfferFinder:
     """What one project may be offered."""
 
     def __init__(self, cloud: Cloud) -> None:
@@ -107,14 +107,14 @@ class Market:
     def _ask_offered(self, zone: str, accelerator_type: str) -> bool | None:
         try:
             return self._cloud.has_type(zone, accelerator_type)
-        except (Trouble, UserError):
+        except (GcpError, UserError):
             return None
 
     def _ask_quotas(self) -> tuple[Quota, ...]:
         """Empty where the account may not read them (serviceusage.quotas.get)."""
         try:
             return self._cloud.quotas()
-        except (Trouble, UserError):
+        except (GcpError, UserError):
             return ()
 
 

@@ -1,12 +1,12 @@
 """TPUs on Google Cloud: TPU VMs and pods, queued resources, multislice, legacy TPU Nodes, and CPU hosts.
 
 The cloud is the truth. Everything made there is named by the cluster and its owner and carries both in its description, so that a
-server that was killed, or another one, finds it again; what was asked for is written down before it is asked (gcp_records.py).
+server that was killed, or another one, finds it again; what was asked for is written down before it is asked (records.py).
 
-1. `render` turns an order into steps (gcp_render.py): a queued resource, a node, a disk, a rule; each one call.
+1. `render` turns an order into steps (render.py): a queued resource, a node, a disk, a rule; each one call.
 2. `submit` is called until the cluster is ready, and does what is to be done next: make what is missing; delete what another zone gave
-   as well; when all nodes are ready, log in and start the agents (gcp_hosts.py).
-3. `observe` looks (gcp_cloud.py) and judges (gcp_state.py). A zone without capacity or quota is `elsewhere`: another may do.
+   as well; when all nodes are ready, log in and start the agents (hosts.py).
+3. `observe` looks (api.py) and judges (state.py). A zone without capacity or quota is `elsewhere`: another may do.
 4. `destroy` is called until nothing is left. An answer that was lost is waited for, since what it made may yet appear.
 """
 
@@ -16,23 +16,21 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from podway.catalog.prices import price_of
-from podway.catalog.slices import find_slice
 from podway.errors import ProviderError, UserError
 from podway.hosts.link import Opener
 from podway.hosts.ssh.config import config_text, include, write_config
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, SelfTeardown, Shell, Step
 from podway.providers.gcp.api import EVERYWHERE, Cloud
-from podway.providers.gcp.errors import Trouble
+from podway.providers.gcp.errors import GcpError
 from podway.providers.gcp.hosts import Hosts
-from podway.providers.gcp.offers import Market
-from podway.providers.gcp.records import Records
-from podway.providers.gcp.render import Site, is_queued, render
-from podway.providers.gcp.resources import KINDS, Kind, Sight, Thing, is_spot, wanted_of, zone_of
+from podway.providers.gcp.offers import OfferFinder
+from podway.providers.gcp.records import ClusterRecords
+from podway.providers.gcp.render import RenderContext, is_queued, render
+from podway.providers.gcp.resources import KINDS, Kind, Listing, Resource, disk_size_gb, is_spot, wanted_of, zone_of
 from podway.providers.gcp.self_teardown import self_teardown
 from podway.providers.gcp.settings import Account
-from podway.providers.gcp.state import WAITING, Record, State, condition_of, judge
+from podway.providers.gcp.state import WAITING, ClusterRecord, State, condition_of, judge, owned_resource
 from podway.task.task import Resources
 
 PACE_S = 1.0  # between two looks at one cluster, whoever asks how often
@@ -65,10 +63,10 @@ class GcpProvider:
         self.account = Account(root)
         self.cloud = Cloud(self.account)
         self.hosts = Hosts(self.account, self.cloud)
-        self.market = Market(self.cloud)
-        self.records = Records(self.account.folder / "clusters")
+        self.offer_finder = OfferFinder(self.cloud)
+        self.records = ClusterRecords(self.account.folder / "clusters")
         self.pace_s, self.settle_s, self.boot_s = PACE_S, SETTLE_S, BOOT_S
-        self._looks: dict[str, tuple[float, Sight | None]] = {}
+        self._looks: dict[str, tuple[float, Listing | None]] = {}
 
     @property
     def owner(self) -> str:
@@ -78,50 +76,50 @@ class GcpProvider:
     def offers(self, resources: Resources, slices: int) -> list[Offer]:
         """The zones that have such slices, with their prices; those that the project is not offered say so."""
         self.account.check()
-        return self.market.offers(resources, slices, self.account.settings)
+        return self.offer_finder.offers(resources, slices, self.account.settings)
 
     def render(self, name: str, order: Order) -> Request:
         """The calls, from the order and the settings."""
         account = self.account
-        site = Site(
+        context = RenderContext(
             project=account.project, owner=account.owner, public_key=account.public_key(), settings=account.settings
         )
-        return render(name, order, site)
+        return render(name, order, context)
 
     async def submit(self, request: Request) -> None:
         """Do what is next: ask for what is missing, delete what is too much, start the agents on what is ready."""
         record = self.records.read(request.name)
         if record is not None and record.ending:
             raise ProviderError(f"what {request.name} was before is still being deleted")
-        sight = await self._look(request.name, record, recent=True)
-        if record is None or (record.request != request and not sight.things and record.zone is None):
+        listing = await self._look(request.name, record, recent=True)
+        if record is None or (record.request != request and not listing.resources and record.zone is None):
             record = self.records.begin(request)
-        record = await self._hear(record, sight)
-        state = judge(sight.things, record)
+        record = await self._note_failed_operations(record, listing)
+        state = judge(listing.resources, record)
         if state.surplus:
             await self._delete(state.surplus)
         elif state.condition == "ready" and state.unit is not None:
             everywhere = [step for step in record.request.steps if zone_of(step.target) is None]  # a firewall rule
-            await self._place(await self._ask(record, sight, everywhere), state)
+            await self._place(await self._ask(record, listing, everywhere), state)
         elif state.condition == "creating" and record.zone is None:
-            await self._ask(record, sight, record.request.steps)
+            await self._ask(record, listing, record.request.steps)
 
     async def observe(self, name: str) -> Observation:
         """What is there, and what it amounts to."""
         record = self.records.read(name)
         if record is not None and record.ending:
             return Observation(condition="deleting")
-        sight = await self._look(name, record)
-        if record is not None and record.zone and not sight.things:
+        listing = await self._look(name, record)
+        if record is not None and record.zone and not listing.resources:
             # Another server may have moved it: only when it is nowhere, it is gone.
-            sight = await self._look(name, None)
-            record = None if sight.things else record
-        state = judge(sight.things, record)
+            listing = await self._look(name, None)
+            record = None if listing.resources else record
+        state = judge(listing.resources, record)
         if state.condition == "ready" and (state.surplus or not self._is_placed(record, state)):
             waits = "the other zones are being given back" if state.surplus else "waiting for ssh on its hosts"
             return Observation(condition="creating", zone=state.unit.zone if state.unit else None, reason=waits)
-        if state.condition == "absent" and sight.blind:
-            raise ProviderError(f"Google Cloud does not answer for {', '.join(sight.blind)}")
+        if state.condition == "absent" and listing.unreachable:
+            raise ProviderError(f"Google Cloud does not answer for {', '.join(listing.unreachable)}")
         return Observation(
             condition=state.condition,
             hosts=record.hosts if record is not None and state.condition == "ready" else (),
@@ -133,13 +131,13 @@ class GcpProvider:
     async def stop(self, name: str) -> None:
         """Stop the nodes or machines that run; refused for what the API cannot stop."""
         record = self.records.read(name)
-        state = judge((await self._look(name, record)).things, record)
+        state = judge((await self._look(name, record)).resources, record)
         if state.unit is None:
             return
         if any(node.queued for node in state.unit.nodes) or any(len(node.addresses) > 1 for node in state.unit.nodes):
             raise UserError(f"cluster {name} cannot be stopped: {_NO_STOP}", f"take it down: podway down {name}")
         if record is not None:
-            self.hosts.let_go(record.hosts)
+            self.hosts.disconnect(record.hosts)
             record = self.records.change(record, hosts=(), seen_ready=None, halted=True)
         await self._switch(name, record, on=False)
 
@@ -155,19 +153,19 @@ class GcpProvider:
         record = self.records.read(name)
         if record is not None and not record.ending:
             record = self.records.change(record, ending=True)
-        sight = await self._look(name, record, everywhere=True)
-        if sight.things:
-            self.hosts.forget(thing.number for thing in sight.things)
-            await self._delete(sight.things)
+        listing = await self._look(name, record, everywhere=True)
+        if listing.resources:
+            self.hosts.forget(resource.number for resource in listing.resources)
+            await self._delete(listing.resources)
             return
-        if sight.blind and (record is None or set(sight.blind) & set(record.zones)):
-            raise ProviderError(f"Google Cloud does not answer for {', '.join(sight.blind)}")
+        if listing.unreachable and (record is None or set(listing.unreachable) & set(record.zones)):
+            raise ProviderError(f"Google Cloud does not answer for {', '.join(listing.unreachable)}")
         if record is None:
             return
         unanswered = [when for target, when in record.asked.items() if target not in record.operations]
         if any(time.time() - when < self.settle_s for when in unanswered):
             return
-        self.hosts.let_go(record.hosts)
+        self.hosts.disconnect(record.hosts)
         self.hosts.forget(host.id.partition(".")[0] for host in record.hosts)
         self.records.drop(name)
         self._looks.pop(name, None)
@@ -175,8 +173,8 @@ class GcpProvider:
 
     async def list_resources(self) -> list[OwnedResource]:
         """Everything in the project that carries Podway's mark."""
-        sight = await self.cloud.aside(self._look_at_all)
-        return [_owned(thing) for thing in sight.things]
+        listing = await self.cloud.in_thread(self._look_at_all)
+        return [owned_resource(resource) for resource in listing.resources]
 
     async def purge(self, resource: OwnedResource) -> None:
         """Begin to delete one resource, whoever made it."""
@@ -185,10 +183,7 @@ class GcpProvider:
             raise UserError(
                 f"{resource.kind!r} is not a kind of resource on Google Cloud", "see: podway status --refresh"
             )
-        thing = Thing(
-            kind=kind, path=resource.name, zone=resource.zone, state="", cluster=resource.cluster, owner=resource.owner
-        )
-        await self._delete((thing,))
+        await self._delete((Resource(kind=kind, path=resource.name, zone=resource.zone, state=""),))
 
     def refuse_stop(self, order: Order) -> str | None:
         """The API stops single hosts that were made at once, and nothing else."""
@@ -216,7 +211,9 @@ class GcpProvider:
 
     # looking
 
-    async def _look(self, name: str, record: Record | None, *, everywhere: bool = False, recent: bool = False) -> Sight:
+    async def _look(
+        self, name: str, record: ClusterRecord | None, *, everywhere: bool = False, recent: bool = False
+    ) -> Listing:
         """What there is of the cluster: in the record's zones and kinds, or in the whole project without a record.
 
         `recent`: what was seen a moment ago will do, once.
@@ -233,50 +230,50 @@ class GcpProvider:
         zones = (EVERYWHERE,) if everywhere or record is None else record.zones
         kinds = KINDS if record is None else _kinds(record.request.steps)
         try:
-            sight = await self.cloud.aside(self.cloud.look, kinds, zones)
-        except Trouble as trouble:
-            raise trouble.as_error() from None
+            listing = await self.cloud.in_thread(self.cloud.look, kinds, zones)
+        except GcpError as error:
+            raise error.as_error() from None
         finally:
             self._looks[name] = (time.monotonic(), None)
         whose = (self.owner, name)
-        mine = tuple(thing for thing in sight.things if (thing.owner, thing.cluster) == whose)
-        seen = Sight(things=mine, blind=sight.blind)
+        mine = tuple(resource for resource in listing.resources if (resource.owner, resource.cluster) == whose)
+        seen = Listing(resources=mine, unreachable=listing.unreachable)
         self._looks[name] = (time.monotonic(), seen)
         return seen
 
-    def _look_at_all(self) -> Sight:
-        things: list[Thing] = []
+    def _look_at_all(self) -> Listing:
+        resources: list[Resource] = []
         for kind in KINDS:
             try:
-                things += self.cloud.look((kind,)).things
-            except Trouble as trouble:
+                resources += self.cloud.look((kind,)).resources
+            except GcpError as error:
                 # Who may not use Compute Engine has made nothing there.
-                if trouble.kind != "never" or kind in ("queued resource", "node"):
-                    raise trouble.as_error() from None
-        return Sight(things=tuple(things))
+                if error.kind != "never" or kind in ("queued resource", "node"):
+                    raise error.as_error() from None
+        return Listing(resources=tuple(resources))
 
-    async def _hear(self, record: Record, sight: Sight) -> Record:
+    async def _note_failed_operations(self, record: ClusterRecord, listing: Listing) -> ClusterRecord:
         """Note the zones whose operations failed: a node that could not be made is not seen, only its operation is."""
-        seen = {_place_of(thing.path) for thing in sight.things}
+        seen = {_place_of(resource.path) for resource in listing.resources}
         for step in record.request.steps:
             operation, zone = record.operations.get(step.target), zone_of(step.target)
             if operation is None or zone in record.failures or _place_of(step.target) in seen:
                 continue
             try:
-                await self.cloud.aside(self.cloud.outcome, operation, wanted_of(step), zone)
-            except Trouble as trouble:
-                if trouble.kind == "never":
-                    raise trouble.as_error() from None
-                if trouble.kind == "elsewhere":
-                    record = self._no(record, step, trouble)
-                if trouble.kind != "absent":  # an operation is forgotten after some days
+                await self.cloud.in_thread(self.cloud.outcome, operation, wanted_of(step), zone)
+            except GcpError as error:
+                if error.kind == "never":
+                    raise error.as_error() from None
+                if error.kind == "elsewhere":
+                    record = self._note_refusal(record, step, error)
+                if error.kind != "absent":  # an operation is forgotten after some days
                     continue
             if zone and time.time() - record.asked.get(step.target, 0.0) > GONE_S:
                 gone = f"{wanted_of(step)} in {zone} disappeared before it was ready"
                 record = self.records.change(record, failures={**record.failures, zone: gone})
         return record
 
-    def _is_placed(self, record: Record | None, state: State) -> bool:
+    def _is_placed(self, record: ClusterRecord | None, state: State) -> bool:
         """Whether agents were started on these very nodes."""
         if record is None or not record.hosts or state.unit is None:
             return False
@@ -289,10 +286,10 @@ class GcpProvider:
 
     # doing
 
-    async def _ask(self, record: Record, sight: Sight, steps: Iterable[Step]) -> Record:
+    async def _ask(self, record: ClusterRecord, listing: Listing, steps: Iterable[Step]) -> ClusterRecord:
         """Make the calls whose resources are not there. All are made, also when one cannot be."""
-        seen = {_place_of(thing.path): thing for thing in sight.things}
-        trouble: Trouble | None = None
+        seen = {_place_of(resource.path): resource for resource in listing.resources}
+        error: GcpError | None = None
         for step in steps:
             zone = zone_of(step.target)
             if _place_of(step.target) in seen or zone in record.failures or step.target in record.operations:
@@ -301,79 +298,83 @@ class GcpProvider:
                 continue
             record = self.records.change(record, asked={**record.asked, step.target: time.time()})
             try:
-                operation = await self.cloud.aside(self.cloud.perform, step, record.nonce)
-            except Trouble as found:
-                record = self._no(record, step, found)
+                operation = await self.cloud.in_thread(self.cloud.perform, step, record.nonce)
+            except GcpError as found:
+                record = self._note_refusal(record, step, found)
                 if found.kind == "exists" and time.time() - record.began > GONE_S:
-                    found = Trouble("never", f"{step.target} exists, and is not this cluster's", "use another name")
+                    found = GcpError("never", f"{step.target} exists, and is not this cluster's", "use another name")
                 elif zone is None and found.kind in ("elsewhere", "absent"):
-                    found = Trouble("never", found.what, "leave `ports` out, or see what the project allows")
-                trouble = found if found.kind in ("never", "again") else trouble
+                    found = GcpError("never", found.what, "leave `ports` out, or see what the project allows")
+                error = found if found.kind in ("never", "again") else error
             else:
                 record = self.records.change(record, operations={**record.operations, step.target: operation})
-        if trouble is not None:
-            raise trouble.as_error()
+        if error is not None:
+            raise error.as_error()
         return record
 
-    def _no(self, record: Record, step: Step, trouble: Trouble) -> Record:
+    def _note_refusal(self, record: ClusterRecord, step: Step, error: GcpError) -> ClusterRecord:
         """Write down what came of a step that did not go through; nothing, where it may have gone through."""
-        if not trouble.sure:
+        if not error.sure:
             return record
         asked = {target: when for target, when in record.asked.items() if target != step.target}
         zone, failures = zone_of(step.target), record.failures
-        if trouble.kind in ("elsewhere", "absent") and zone is not None:
-            failures = {**failures, zone: trouble.what}
-            if trouble.no_quota:
-                self.market.remember(zone, wanted_of(step), is_spot(step), trouble.what)
+        if error.kind in ("elsewhere", "absent") and zone is not None:
+            failures = {**failures, zone: error.what}
+            if error.no_quota:
+                self.offer_finder.remember(zone, wanted_of(step), is_spot(step), error.what)
         return self.records.change(record, asked=asked, failures=failures)
 
-    async def _delete(self, things: Iterable[Thing]) -> None:
+    async def _delete(self, resources: Iterable[Resource]) -> None:
         """Begin to delete all of these that is not being deleted; the first thing that went wrong, after all were tried."""
-        things = list(things)
-        carriers = [thing for thing in things if thing.kind != "disk"]
-        queues = {thing.path.rpartition("/")[2] for thing in things if thing.kind == "queued resource"}
-        doomed = [
-            thing
-            for thing in things
-            if condition_of(thing) != "deleting"
-            and not (thing.kind == "node" and thing.queued.rpartition("/")[2] in queues)  # goes with its queue
-            and not (thing.kind == "disk" and any(other.zone == thing.zone for other in carriers))  # still attached
+        resources = list(resources)
+        carriers = [resource for resource in resources if resource.kind != "disk"]
+        queues = {resource.path.rpartition("/")[2] for resource in resources if resource.kind == "queued resource"}
+        to_delete = [
+            resource
+            for resource in resources
+            if condition_of(resource) != "deleting"
+            and not (resource.kind == "node" and resource.queued.rpartition("/")[2] in queues)  # goes with its queue
+            and not (
+                resource.kind == "disk" and any(other.zone == resource.zone for other in carriers)
+            )  # still attached
         ]
         answers = await asyncio.gather(
-            *(self.cloud.aside(self.cloud.delete, thing) for thing in doomed), return_exceptions=True
+            *(self.cloud.in_thread(self.cloud.delete, resource) for resource in to_delete), return_exceptions=True
         )
         for answer in answers:
-            if isinstance(answer, Trouble):
+            if isinstance(answer, GcpError):
                 raise ProviderError(answer.what) from None
             if isinstance(answer, BaseException):
                 raise answer
 
-    async def _switch(self, name: str, record: Record | None, *, on: bool) -> None:
+    async def _switch(self, name: str, record: ClusterRecord | None, *, on: bool) -> None:
         """Start what is stopped, or stop what runs; say why the last try of that came to nothing."""
-        things = (await self._look(name, record)).things
+        resources = (await self._look(name, record)).resources
         wanted = "stopped" if on else "ready"
-        chosen = [t for t in things if t.kind in ("node", "tpu node", "instance") and condition_of(t) == wanted]
+        chosen = [t for t in resources if t.kind in ("node", "tpu node", "instance") and condition_of(t) == wanted]
         try:
-            for thing in chosen:
-                key = f"{'start' if on else 'stop'} {thing.path}"
+            for resource in chosen:
+                key = f"{'start' if on else 'stop'} {resource.path}"
                 last = record.operations.get(key) if record is not None else None
                 if record is not None and last:
                     record = self.records.change(record, operations={**record.operations, key: ""})
-                    await self.cloud.aside(self.cloud.outcome, last, thing.accelerator_type or thing.id, thing.zone)
-                operation = await self.cloud.aside(self.cloud.switch, thing, on)
+                    await self.cloud.in_thread(
+                        self.cloud.outcome, last, resource.accelerator_type or resource.id, resource.zone
+                    )
+                operation = await self.cloud.in_thread(self.cloud.switch, resource, on)
                 if record is not None:
                     record = self.records.change(record, operations={**record.operations, key: operation})
-        except Trouble as trouble:
-            raise trouble.as_error() from None
+        except GcpError as error:
+            raise error.as_error() from None
 
-    async def _place(self, record: Record, state: State) -> None:
+    async def _place(self, record: ClusterRecord, state: State) -> None:
         """Start the agents. A host that has just come up may not let us in yet; that is waiting, not failure."""
         unit = state.unit
         if unit is None or self._is_placed(record, state):
             return
         since = record.seen_ready or time.time()
         record = self.records.change(record, seen_ready=since)
-        disk = next((int(step.body["sizeGb"]) for step in record.request.steps if step.verb == "create-disk"), 0)
+        disk = disk_size_gb(record.request.steps)
         tpu_name = next(
             (step.target.rpartition("/")[2] for step in record.request.steps if step.verb == "create-tpu-node"), None
         )
@@ -416,33 +417,20 @@ def _place_of(path: str) -> tuple[str, ...]:
     return tuple(path.split("/")[2:])
 
 
-def _patience(record: Record | None, sight: Sight) -> float:
+def _patience(record: ClusterRecord | None, listing: Listing) -> float:
     """How long a look holds good: a queue that has been waited in for minutes is looked at less and less often."""
-    waiting = all(thing.state in WAITING for thing in sight.things if thing.kind == "queued resource")
-    if record is None or not sight.things or not waiting or any(thing.kind == "node" for thing in sight.things):
+    waiting = all(resource.state in WAITING for resource in listing.resources if resource.kind == "queued resource")
+    if (
+        record is None
+        or not listing.resources
+        or not waiting
+        or any(resource.kind == "node" for resource in listing.resources)
+    ):
         return 0.0
     waited = time.time() - record.began
     return min(SLOWEST_S, waited / 20) if waited > 60 else 0.0
 
 
-def _waits_for_disk(steps: Iterable[Step], zone: str | None, seen: dict[tuple[str, ...], Thing]) -> bool:
+def _waits_for_disk(steps: Iterable[Step], zone: str | None, seen: dict[tuple[str, ...], Resource]) -> bool:
     disks = [_place_of(step.target) for step in steps if step.verb == "create-disk" and zone_of(step.target) == zone]
     return any(place not in seen or condition_of(seen[place]) != "ready" for place in disks)
-
-
-def _owned(thing: Thing) -> OwnedResource:
-    cost: float | None = 0.0 if thing.kind in ("queued resource", "firewall rule") else None
-    if thing.kind in ("node", "tpu node") and thing.accelerator_type:
-        with contextlib.suppress(UserError):
-            cost = price_of(find_slice(thing.accelerator_type), thing.zone, thing.spot)
-    return OwnedResource(
-        cluster=thing.cluster,
-        owner=thing.owner,
-        kind=thing.kind,
-        name=thing.path,
-        zone=thing.zone,
-        condition=condition_of(thing),
-        accelerator_type=thing.accelerator_type,
-        created=thing.created,
-        hourly_cost=cost,
-    )

@@ -1,6 +1,6 @@
 """How much of each TPU a project may hold in a place, as Service Usage tells it before anything is asked for. Pure.
 
-1. The cloud lists the metrics of tpu.googleapis.com (gcp_cloud.py asks); a name such as `tpu-v6e-preemptible` or
+1. The cloud lists the metrics of tpu.googleapis.com (api.py asks); a name such as `tpu-v6e-preemptible` or
    `tpu-v5s-litepod-serving` says of which generation and which tariff it is.
 2. A metric has limits, by zone and by region, and all of them hold. In a limit the bucket of the place counts, else the one without a
    place. A limit that is left out is 0, and -1 is none.
@@ -12,7 +12,6 @@ A limit is not what is free of it: that is known when it is asked for.
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -59,16 +58,32 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
         return min((limit for one in self.limits if (limit := one.at(zone)) is not None), default=None)
 
 
-def read_quotas(metrics: Iterable[dict[str, Any]]) -> tuple[Quota, ...]:
+class _QuotaBucket(msgspec.Struct, frozen=True, rename="camel"):
+    effective_limit: int = 0  # a limit that is left out is 0
+    dimensions: dict[str, str] = {}
+
+
+class _LimitItem(msgspec.Struct, frozen=True, rename="camel"):
+    unit: str = ""
+    quota_buckets: tuple[_QuotaBucket, ...] = ()
+
+
+class MetricItem(msgspec.Struct, frozen=True, rename="camel"):
+    """A consumer quota metric, as Service Usage lists it."""
+
+    metric: str = ""
+    consumer_quota_limits: tuple[_LimitItem, ...] = ()
+
+
+def read_quotas(metrics: Iterable[MetricItem]) -> tuple[Quota, ...]:
     """The quotas of slices, from Service Usage's list; those of requests a minute and the like are left out."""
     found = []
-    for metric in metrics:
-        name = str(metric.get("metric", ""))
-        generation = _generation(name)
+    for item in metrics:
+        generation = _generation(item.metric)
         if generation is not None:
-            limits = tuple(_limit(limit) for limit in metric.get("consumerQuotaLimits", []))
-            short = name.rpartition("/")[2]
-            found.append(Quota(metric=short, generation=generation, spot="preemptible" in name, limits=limits))
+            limits = tuple(_limit(limit) for limit in item.consumer_quota_limits)
+            short = item.metric.rpartition("/")[2]
+            found.append(Quota(metric=short, generation=generation, spot="preemptible" in item.metric, limits=limits))
     return tuple(found)
 
 
@@ -91,16 +106,14 @@ def _generation(metric: str) -> str | None:
     return next((one for one, shape in _GENERATIONS.items() if re.match(rf"(?:{shape})(?:$|[-_])", rest)), None)
 
 
-def _limit(limit: dict[str, Any]) -> Limit:
-    unit = str(limit.get("unit", ""))
-    by = next((one for one in ("zone", "region") if f"{{{one}}}" in unit), "")
+def _limit(item: _LimitItem) -> Limit:
+    by = next((one for one in ("zone", "region") if f"{{{one}}}" in item.unit), "")
     default: int | None = None
     places: dict[str, int] = {}
-    for bucket in limit.get("quotaBuckets", []):
-        amount = int(bucket.get("effectiveLimit", 0))
-        place = bucket.get("dimensions", {}).get(by)
+    for bucket in item.quota_buckets:
+        place = bucket.dimensions.get(by)
         if place:
-            places[str(place)] = amount
-        elif not bucket.get("dimensions"):
-            default = amount
+            places[place] = bucket.effective_limit
+        elif not bucket.dimensions:
+            default = bucket.effective_limit
     return Limit(by=by, default=default, places=places)

@@ -14,31 +14,31 @@ import msgspec
 from podway.decoding import from_json
 from podway.files import write_atomically
 from podway.providers import Request
-from podway.providers.gcp.state import Record
+from podway.providers.gcp.state import ClusterRecord
 
 
-class Records:
+class ClusterRecords:
     """The files of one Podway home."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, name: str) -> Record | None:
+    def read(self, name: str) -> ClusterRecord | None:
         """What is written of a cluster."""
         try:
-            return from_json(self._path(name).read_bytes(), Record)
+            return from_json(self._path(name).read_bytes(), ClusterRecord)
         except FileNotFoundError:
             return None
 
-    def begin(self, request: Request) -> Record:
+    def begin(self, request: Request) -> ClusterRecord:
         """A new record, before anything is asked for."""
-        return self.write(Record(request=request, nonce=secrets.token_hex(8), began=time.time()))
+        return self.write(ClusterRecord(request=request, nonce=secrets.token_hex(8), began=time.time()))
 
-    def change(self, record: Record, **changes: Any) -> Record:
+    def change(self, record: ClusterRecord, **changes: Any) -> ClusterRecord:
         """A new value of it, written."""
         return self.write(msgspec.structs.replace(record, **changes))
 
-    def write(self, record: Record) -> Record:
+    def write(self, record: ClusterRecord) -> ClusterRecord:
         """Whole or not at all."""
         path = self._path(record.request.name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class Records:
         """Nothing of it is left."""
         self._path(name).unlink(missing_ok=True)
 
-    def all(self) -> list[Record]:
+    def all(self) -> list[ClusterRecord]:
         """Every cluster that was begun here."""
         found = [self.read(path.stem) for path in sorted(self._folder.glob("*.json"))]
         return [record for record in found if record is not None]

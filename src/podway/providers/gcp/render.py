@@ -9,7 +9,6 @@
 
 import hashlib
 import re
-from typing import Any
 
 import msgspec
 
@@ -32,7 +31,7 @@ _MARK = re.compile(r"podway cluster=(?P<cluster>\S+) owner=(?P<owner>\S+) of=(?P
 _PORTS = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?")
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+class RenderContext(msgspec.Struct, frozen=True, kw_only=True):
     """What rendering needs besides the order: whose project it is, and what hosts are given."""
 
     project: str
@@ -81,22 +80,22 @@ def _multislice(order: Order) -> bool:
     return tpu.generation_facts.dcn_bandwidth_per_host is not None
 
 
-def render(name: str, order: Order, site: Site) -> Request:
+def render(name: str, order: Order, context: RenderContext) -> Request:
     """All steps, in the order in which they are begun."""
     zones = order.zones or ((order.zone,) if order.zone else ())
     if not zones:
         raise UserError("the order names no zone of Google Cloud", "choose one, e.g. --zone us-east5-b")
     _check(order, zones)
-    plan = _Plan(name, order, site)
-    steps = [plan.firewall()] if order.ports else []
+    builder = _StepBuilder(name, order, context)
+    steps = [builder.firewall()] if order.ports else []
     for zone in zones:
         if order.accelerator_type is None:
-            steps += [plan.instance(zone, f"{plan.ident}-{i}", CPU_VM) for i in range(order.slices)]
+            steps += [builder.instance(zone, f"{builder.ident}-{i}", CPU_VM) for i in range(order.slices)]
         elif not order.tpu_vm:
-            steps += [plan.instance(zone, plan.ident, HOST_VM), plan.tpu_node(zone)]
+            steps += [builder.instance(zone, builder.ident, HOST_VM), builder.tpu_node(zone)]
         else:
-            steps += plan.disks(zone)
-            steps += [plan.queued(zone)] if is_queued(order) else plan.nodes(zone)
+            steps += builder.disks(zone)
+            steps += [builder.queued(zone)] if is_queued(order) else builder.nodes(zone)
     return Request(provider="gcp", name=name, steps=tuple(steps))
 
 
@@ -136,29 +135,29 @@ def _disk_gb(order: Order) -> int:
     return order.disk_gb if order.disk_gb and order.disk_gb > BOOT_DISK_GB else 0
 
 
-class _Plan:
+class _StepBuilder:
     """The bodies, for one cluster."""
 
-    def __init__(self, name: str, order: Order, site: Site) -> None:
+    def __init__(self, name: str, order: Order, context: RenderContext) -> None:
         self.order = order
-        self.site = site
-        self.ident = ident(site.owner, name)
-        self.mark = str(Mark(cluster=name, owner=site.owner, parts=order.slices if order.tpu_vm else 2))
+        self.context = context
+        self.ident = ident(context.owner, name)
+        self.mark = str(Mark(cluster=name, owner=context.owner, parts=order.slices if order.tpu_vm else 2))
         slug = self.ident[:-9]
-        own = {"podway-cluster": slug, "podway-owner": site.owner}
-        self.labels = {**site.settings.labels, **order.labels, **own}
-        self.network = order.network or site.settings.network or "default"
+        own = {"podway-cluster": slug, "podway-owner": context.owner}
+        self.labels = {**context.settings.labels, **order.labels, **own}
+        self.network = order.network or context.settings.network or "default"
 
     def queued(self, zone: str) -> Step:
         order = self.order
         node = {**self.node(zone), **self._data_disk(zone)}
-        spec: dict[str, Any] = {"parent": self._parent(zone), "node": node}
+        spec: dict[str, object] = {"parent": self._parent(zone), "node": node}
         if order.slices > 1:
             key = "multiNodeParams" if order.best_effort else "multisliceParams"
             spec[key] = {"nodeCount": order.slices, "nodeIdPrefix": self.ident}
         else:
             spec["nodeId"] = self.ident
-        body: dict[str, Any] = {"tpu": {"nodeSpec": [spec]}}
+        body: dict[str, object] = {"tpu": {"nodeSpec": [spec]}}
         if order.spot:
             body["spot"] = {}
         elif order.best_effort:
@@ -174,7 +173,7 @@ class _Plan:
         """A node for each slice."""
         several = self.order.slices > 1
         names = [f"{self.ident}-{i}" for i in range(self.order.slices)] if several else [self.ident]
-        scheduling: dict[str, Any] = {}
+        scheduling: dict[str, object] = {}
         if self.order.spot:
             scheduling = {"schedulingConfig": {"spot": True}}
         elif self.order.reservation:
@@ -188,11 +187,11 @@ class _Plan:
             for name in names
         ]
 
-    def node(self, zone: str) -> dict[str, Any]:
+    def node(self, zone: str) -> dict[str, object]:
         """A TPU VM, apart from how it is paid for."""
-        order, settings = self.order, self.site.settings
+        order, settings = self.order, self.context.settings
         tpu = find_slice(order.accelerator_type or "", order.topology)
-        service: dict[str, Any] = {"scope": [SCOPE]}
+        service: dict[str, object] = {"scope": [SCOPE]}
         email = order.service_account or settings.service_account
         if email:
             service = {"email": email, **service}
@@ -225,8 +224,8 @@ class _Plan:
 
     def instance(self, zone: str, name: str, machine: str) -> Step:
         """A virtual machine without chips: a CPU host, or the host of a TPU Node."""
-        order, settings = self.order, self.site.settings
-        interface: dict[str, Any] = self._network(zone, _network_path(self.site.project, self.network))
+        order, settings = self.order, self.context.settings
+        interface: dict[str, object] = self._network(zone, _network_path(self.context.project, self.network))
         if settings.external_ips:
             interface["accessConfigs"] = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
         image = order.image if order.image and "/images/" in order.image else HOST_IMAGE
@@ -246,7 +245,7 @@ class _Plan:
         }
         if order.spot and order.accelerator_type is None:
             body["scheduling"] = {"provisioningModel": "SPOT", "instanceTerminationAction": "STOP"}
-        target = f"projects/{self.site.project}/zones/{zone}/instances/{name}"
+        target = f"projects/{self.context.project}/zones/{zone}/instances/{name}"
         return Step(verb="create-instance", target=target, body=body)
 
     def disks(self, zone: str) -> list[Step]:
@@ -271,34 +270,34 @@ class _Plan:
         body = {
             "name": self.ident,
             "description": self.mark,
-            "network": _network_path(self.site.project, self.network),
+            "network": _network_path(self.context.project, self.network),
             "direction": "INGRESS",
             "sourceRanges": ["0.0.0.0/0"],
             "targetTags": [self.ident],
             "allowed": [{"IPProtocol": "tcp", "ports": list(self.order.ports)}],
         }
-        target = f"projects/{self.site.project}/global/firewalls/{self.ident}"
+        target = f"projects/{self.context.project}/global/firewalls/{self.ident}"
         return Step(verb="create-firewall", target=target, body=body)
 
-    def _data_disk(self, zone: str) -> dict[str, Any]:
+    def _data_disk(self, zone: str) -> dict[str, object]:
         if not _disk_gb(self.order):
             return {}
         return {"dataDisks": [{"sourceDisk": self._disk_path(zone), "mode": "READ_WRITE"}]}
 
     def _disk_path(self, zone: str) -> str:
-        return f"projects/{self.site.project}/zones/{zone}/disks/{self.ident}"
+        return f"projects/{self.context.project}/zones/{zone}/disks/{self.ident}"
 
     def _parent(self, zone: str) -> str:
-        return f"projects/{self.site.project}/locations/{zone}"
+        return f"projects/{self.context.project}/locations/{zone}"
 
-    def _network(self, zone: str, network: str) -> dict[str, Any]:
+    def _network(self, zone: str, network: str) -> dict[str, object]:
         """The network; with a subnetwork, which says by itself which network it is of, only where both are named."""
-        name = self.order.subnetwork or self.site.settings.subnetwork
+        name = self.order.subnetwork or self.context.settings.subnetwork
         if not name:
             return {"network": network}
         if "/" not in name:
-            name = f"projects/{self.site.project}/regions/{zone.rpartition('-')[0]}/subnetworks/{name}"
-        named = self.order.network or self.site.settings.network
+            name = f"projects/{self.context.project}/regions/{zone.rpartition('-')[0]}/subnetworks/{name}"
+        named = self.order.network or self.context.settings.network
         return {"network": network, "subnetwork": name} if named else {"subnetwork": name}
 
     def _reservation(self, zone: str) -> str:
@@ -306,17 +305,17 @@ class _Plan:
         return name if "/" in name else f"{self._parent(zone)}/reservations/{name}"
 
     def _tags(self) -> list[str]:
-        return [*self.site.settings.tags, *self.order.tags, self.ident]
+        return [*self.context.settings.tags, *self.order.tags, self.ident]
 
     def _metadata(self) -> dict[str, str]:
         return {
-            "ssh-keys": f"{self.site.settings.ssh_user}:{self.site.public_key}",
+            "ssh-keys": f"{self.context.settings.ssh_user}:{self.context.public_key}",
             "enable-oslogin": "FALSE",  # else the guest does not look at ssh-keys
             "enable-guest-attributes": "TRUE",  # where it shows its host keys
         }
 
 
-def _accelerator(tpu: Slice) -> dict[str, Any]:
+def _accelerator(tpu: Slice) -> dict[str, object]:
     """By name; by kind and topology where it is not the usual one of that name."""
     if find_slice(tpu.accelerator_type).topology == tpu.topology:
         return {"acceleratorType": tpu.accelerator_type}

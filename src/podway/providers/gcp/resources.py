@@ -1,16 +1,17 @@
-"""The cloud's resources as plain facts: whichever API a resource came from, a `Thing` says what it is and whose.
+"""The cloud's resources as plain facts: whichever API a resource came from, a `Resource` says what it is and whose.
 
-A resource is ours when its description carries the mark that gcp_render.py gives it; anything else in the project is passed over.
+A resource is ours when its description carries the mark that render.py gives it; anything else in the project is passed over.
 """
 
 import datetime
 import re
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 from google.cloud import tpu_v1, tpu_v2
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from podway.decoding import from_plain
 from podway.providers import Step
 from podway.providers.gcp.errors import failed_operation
 from podway.providers.gcp.render import read_mark
@@ -19,15 +20,15 @@ Kind = Literal["queued resource", "node", "tpu node", "instance", "disk", "firew
 KINDS: tuple[Kind, ...] = ("queued resource", "node", "tpu node", "instance", "disk", "firewall rule")
 
 
-class Thing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Resource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One resource in the project that carries Podway's mark."""
 
     kind: Kind
     path: str  # projects/P/locations/Z/nodes/N
     zone: str | None
     state: str  # in the cloud's own word
-    cluster: str
-    owner: str
+    cluster: str = ""
+    owner: str = ""
     parts: int = 1  # how many nodes and machines make its cluster whole
     why: str = ""
     health: str = ""
@@ -45,11 +46,11 @@ class Thing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.path.rpartition("/")[2]
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """What a look saw, and the zones that did not answer."""
 
-    things: tuple[Thing, ...] = ()
-    blind: tuple[str, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    unreachable: tuple[str, ...] = ()
 
 
 def zone_of(path: str) -> str | None:
@@ -58,31 +59,75 @@ def zone_of(path: str) -> str | None:
     return found[1] if found else None
 
 
+class _AcceleratorConfig(msgspec.Struct, frozen=True):
+    type: str = ""
+    topology: str = ""
+
+
+class _Scheduling(msgspec.Struct, frozen=True, rename="camel"):
+    """How capacity is paid for, in a node's body, and in an instance of Compute Engine."""
+
+    spot: bool = False
+    preemptible: bool = False
+    provisioning_model: str = ""
+
+
+class _NodeBody(msgspec.Struct, frozen=True, rename="camel"):
+    accelerator_type: str = ""
+    accelerator_config: _AcceleratorConfig | None = None
+
+
+class _NodeSpec(msgspec.Struct, frozen=True):
+    node: _NodeBody
+
+
+class _TpuBody(msgspec.Struct, frozen=True, rename="camel"):
+    node_spec: tuple[_NodeSpec, ...] = ()
+
+
+class _StepBody(_NodeBody, frozen=True, rename="camel"):
+    """The part of a step's body that is read again."""
+
+    tpu: _TpuBody = _TpuBody()
+    scheduling_config: _Scheduling = _Scheduling()
+    spot: dict[str, object] | None = None  # present and empty in a queued resource at the spot tariff
+    size_gb: int = 0
+
+
 def wanted_of(step: Step) -> str:
     """What a step asks for, in a sentence: the accelerator type, or the resource."""
-    nodes = step.body.get("tpu", {}).get("nodeSpec", [])
-    node = nodes[0]["node"] if nodes else step.body
-    config = node.get("acceleratorConfig", {})
-    shape = f"{config['type']} {config['topology']}" if config else ""
-    return node.get("acceleratorType") or shape or step.target.rpartition("/")[2]
+    body = step.read(_StepBody)
+    node = body.tpu.node_spec[0].node if body.tpu.node_spec else body
+    config = node.accelerator_config
+    shape = f"{config.type} {config.topology}" if config else ""
+    return node.accelerator_type or shape or step.target.rpartition("/")[2]
 
 
 def is_spot(step: Step) -> bool:
     """Whether a step asks for capacity at the spot tariff."""
-    config = step.body.get("schedulingConfig", {})
-    return "spot" in step.body or bool(config.get("spot") or config.get("preemptible"))
+    body = step.read(_StepBody)
+    return body.spot is not None or body.scheduling_config.spot or body.scheduling_config.preemptible
 
 
-def _marked(description: str, **facts: Any) -> Thing | None:
-    found = read_mark(description)
-    return Thing(owner=found.owner, cluster=found.cluster, parts=found.parts, **facts) if found else None
+def disk_size_gb(steps: Iterable[Step]) -> int:
+    """The size of the data disk that the steps create; 0 where they create none."""
+    return next((step.read(_StepBody).size_gb for step in steps if step.verb == "create-disk"), 0)
 
 
-def _seconds(stamp: Any) -> float | None:
-    return stamp.timestamp() if stamp else None
+def _with_mark(description: str, resource: Resource) -> Resource | None:
+    """The resource, with what its description says of it; None where Podway did not write that."""
+    mark = read_mark(description)
+    if mark is None:
+        return None
+    return msgspec.structs.replace(resource, owner=mark.owner, cluster=mark.cluster, parts=mark.parts)
 
 
-def from_queued_resource(item: tpu_v2.QueuedResource) -> Thing | None:
+def _seconds(stamp: Timestamp | datetime.datetime | None) -> float | None:
+    """The clients give a datetime where their types say Timestamp."""
+    return stamp.timestamp() if isinstance(stamp, datetime.datetime) else None
+
+
+def from_queued_resource(item: tpu_v2.QueuedResource) -> Resource | None:
     """A queued resource of version 2, marked on the node it asks for."""
     specs = list(item.tpu.node_spec)
     if not specs:
@@ -92,8 +137,7 @@ def from_queued_resource(item: tpu_v2.QueuedResource) -> Thing | None:
     if "failed_data" in state and state.failed_data.error.code:
         error = state.failed_data.error
         why = failed_operation(error.code, error.message, node.accelerator_type or item.name, zone).what
-    return _marked(
-        node.description,
+    found = Resource(
         kind="queued resource",
         path=item.name,
         zone=zone,
@@ -103,12 +147,12 @@ def from_queued_resource(item: tpu_v2.QueuedResource) -> Thing | None:
         created=_seconds(item.create_time),
         spot="spot" in item,
     )
+    return _with_mark(node.description, found)
 
 
-def from_node(item: tpu_v2.Node) -> Thing | None:
+def from_node(item: tpu_v2.Node) -> Resource | None:
     """A TPU VM of version 2: one slice."""
-    return _marked(
-        item.description,
+    found = Resource(
         kind="node",
         path=item.name,
         zone=zone_of(item.name),
@@ -122,12 +166,12 @@ def from_node(item: tpu_v2.Node) -> Thing | None:
         addresses=tuple((e.ip_address, e.access_config.external_ip or None) for e in item.network_endpoints),
         queued=item.queued_resource,
     )
+    return _with_mark(item.description, found)
 
 
-def from_tpu_node(item: tpu_v1.Node) -> Thing | None:
+def from_tpu_node(item: tpu_v1.Node) -> Resource | None:
     """A legacy TPU Node of version 1."""
-    return _marked(
-        item.description,
+    found = Resource(
         kind="tpu node",
         path=item.name,
         zone=zone_of(item.name),
@@ -138,39 +182,57 @@ def from_tpu_node(item: tpu_v1.Node) -> Thing | None:
         created=_seconds(item.create_time),
         spot=item.scheduling_config.preemptible,
     )
+    return _with_mark(item.description, found)
 
 
-def from_instance(item: dict[str, Any]) -> Thing | None:
+class _AccessConfig(msgspec.Struct, frozen=True):
+    natIP: str | None = None
+
+
+class _NetworkInterface(msgspec.Struct, frozen=True, rename="camel"):
+    networkIP: str = ""
+    access_configs: tuple[_AccessConfig, ...] = ()
+
+
+class ComputeItem(msgspec.Struct, frozen=True, rename="camel"):
+    """What is read of an instance, a disk or a firewall rule of Compute Engine."""
+
+    id: str = ""
+    description: str = ""
+    self_link: str = ""
+    status: str = ""
+    creation_timestamp: datetime.datetime | None = None
+    network_interfaces: tuple[_NetworkInterface, ...] = ()
+    scheduling: _Scheduling = _Scheduling()
+    size_gb: int = 0
+
+
+def from_instance(item: ComputeItem) -> Resource | None:
     """A virtual machine of Compute Engine."""
-    nets = item.get("networkInterfaces", [])
-    addresses = [(net.get("networkIP", ""), (net.get("accessConfigs") or [{}])[0].get("natIP")) for net in nets[:1]]
-    scheduling = item.get("scheduling", {})
-    return _marked(
-        item.get("description", ""),
-        kind="instance",
-        number=str(item.get("id", "")),
+    nets = item.network_interfaces[:1]
+    addresses = [(net.networkIP, net.access_configs[0].natIP if net.access_configs else None) for net in nets]
+    found = msgspec.structs.replace(
+        _of_compute("instance", item),
+        number=item.id,
         addresses=tuple((inside, outside) for inside, outside in addresses if inside),
-        spot=scheduling.get("provisioningModel") == "SPOT",
-        **_of_compute(item),
+        spot=item.scheduling.provisioning_model == "SPOT",
     )
+    return _with_mark(item.description, found)
 
 
-def from_disk(item: dict[str, Any]) -> Thing | None:
+def from_disk(item: ComputeItem) -> Resource | None:
     """A disk of Compute Engine."""
-    size = int(item.get("sizeGb", 0))
-    return _marked(item.get("description", ""), kind="disk", size_gb=size, **_of_compute(item))
+    found = msgspec.structs.replace(_of_compute("disk", item), size_gb=item.size_gb)
+    return _with_mark(item.description, found)
 
 
-def from_firewall(item: dict[str, Any]) -> Thing | None:
+def from_firewall(item: ComputeItem) -> Resource | None:
     """A firewall rule: it has no state of its own."""
-    return _marked(item.get("description", ""), kind="firewall rule", **{**_of_compute(item), "state": "READY"})
+    found = msgspec.structs.replace(_of_compute("firewall rule", item), state="READY")
+    return _with_mark(item.description, found)
 
 
-def _of_compute(item: dict[str, Any]) -> dict[str, Any]:
-    path = item.get("selfLink", "").partition("/compute/v1/")[2]
-    return {"path": path, "zone": zone_of(path), "state": item.get("status", ""), "created": _rfc3339(item)}
-
-
-def _rfc3339(item: dict[str, Any]) -> float | None:
-    stamp = item.get("creationTimestamp")
-    return from_plain(stamp.replace("Z", "+00:00"), datetime.datetime).timestamp() if stamp else None
+def _of_compute(kind: Kind, item: ComputeItem) -> Resource:
+    path = item.self_link.partition("/compute/v1/")[2]
+    created = item.creation_timestamp.timestamp() if item.creation_timestamp else None
+    return Resource(kind=kind, path=path, zone=zone_of(path), state=item.status, created=created)

@@ -10,7 +10,7 @@ from podway.providers import HttpCall, Request, SelfTeardown, Step
 
 TOKEN_URL = "http://169.254.169.254/computeMetadata/v1/instance/service-accounts/default/token"
 TPU, COMPUTE = "https://tpu.googleapis.com", "https://compute.googleapis.com"
-# The verbs of gcp_render that make machines, in the order in which they are ended, and how each is deleted and stopped.
+# The verbs of render.py that make machines, in the order in which they are ended, and how each is deleted and stopped.
 DELETE = {
     "create-queued-resource": "/v2/{target}?force=true",
     "create-queued-resource-v2alpha1": "/v2alpha1/{target}?force=true",

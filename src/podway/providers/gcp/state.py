@@ -5,11 +5,16 @@
 3. Of several zones that were queued in, the first whole unit is kept; what there is in the others is `surplus`, to be deleted.
 """
 
+import contextlib
+
 import msgspec
 
+from podway.catalog.prices import price_of
+from podway.catalog.slices import find_slice
+from podway.errors import UserError
 from podway.order import Host
-from podway.providers import Condition, Request
-from podway.providers.gcp.resources import Thing, zone_of
+from podway.providers import Condition, OwnedResource, Request
+from podway.providers.gcp.resources import Resource, zone_of
 
 # Cloud TPU API, Node.State
 NODE: dict[str, Condition] = {
@@ -67,7 +72,7 @@ WAITING = {"WAITING_FOR_RESOURCES": "waiting for capacity", "ACCEPTED": "accepte
 UNDER_MAINTENANCE = "UNHEALTHY_MAINTENANCE"  # Node.Health
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What this Podway began for a cluster; written before it is done. The cloud stays the truth about what there is."""
 
     request: Request
@@ -95,7 +100,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     zone: str
     condition: Condition
     reason: str = ""
-    nodes: tuple[Thing, ...] = ()  # those with hosts, slice by slice
+    nodes: tuple[Resource, ...] = ()  # those with hosts, slice by slice
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,49 +110,68 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     elsewhere: bool = False
     unit: Unit | None = None  # the one that is kept
-    surplus: tuple[Thing, ...] = ()
+    surplus: tuple[Resource, ...] = ()
 
 
-def condition_of(thing: Thing) -> Condition:
+def condition_of(resource: Resource) -> Condition:
     """One resource's condition."""
-    match thing.kind:
+    match resource.kind:
         case "queued resource":
-            return QUEUED.get(thing.state, "creating")
+            return QUEUED.get(resource.state, "creating")
         case "node" | "tpu node":
-            found = NODE.get(thing.state, "creating")
-            return "preempted" if found == "ready" and thing.health == UNDER_MAINTENANCE else found
+            found = NODE.get(resource.state, "creating")
+            return "preempted" if found == "ready" and resource.health == UNDER_MAINTENANCE else found
         case "instance":
-            found = INSTANCE.get(thing.state, "creating")
-            return "preempted" if found == "stopped" and thing.spot else found
+            found = INSTANCE.get(resource.state, "creating")
+            return "preempted" if found == "stopped" and resource.spot else found
         case "disk":
-            return DISK.get(thing.state, "creating")
+            return DISK.get(resource.state, "creating")
         case "firewall rule":
             return "ready"
 
 
-def judge(things: tuple[Thing, ...], record: Record | None) -> State:
+def owned_resource(resource: Resource) -> OwnedResource:
+    """One resource for those who look for orphans, with what it costs where that is known."""
+    cost: float | None = 0.0 if resource.kind in ("queued resource", "firewall rule") else None
+    if resource.kind in ("node", "tpu node") and resource.accelerator_type:
+        with contextlib.suppress(UserError):
+            cost = price_of(find_slice(resource.accelerator_type), resource.zone, resource.spot)
+    return OwnedResource(
+        cluster=resource.cluster,
+        owner=resource.owner,
+        kind=resource.kind,
+        name=resource.path,
+        zone=resource.zone,
+        condition=condition_of(resource),
+        accelerator_type=resource.accelerator_type,
+        created=resource.created,
+        hourly_cost=cost,
+    )
+
+
+def judge(resources: tuple[Resource, ...], record: ClusterRecord | None) -> State:
     """What is to be said of a cluster, and what is to be done about it."""
-    carriers = [thing for thing in things if thing.kind not in ("disk", "firewall rule")]
-    seen = dict.fromkeys(thing.zone for thing in carriers if thing.zone)
+    carriers = [resource for resource in resources if resource.kind not in ("disk", "firewall rule")]
+    seen = dict.fromkeys(resource.zone for resource in carriers if resource.zone)
     zones = tuple(dict.fromkeys([*(record.zones if record else ()), *sorted(zone for zone in seen if zone)]))
-    units = {zone: _unit(zone, [thing for thing in carriers if thing.zone == zone], record) for zone in zones}
+    units = {zone: _unit(zone, [resource for resource in carriers if resource.zone == zone], record) for zone in zones}
     if record is not None and record.ending:
         return State(condition="deleting")
     if record is not None and record.zone is not None:
         unit = units.get(record.zone) or Unit(zone=record.zone, condition="preempted", reason="its zone is gone")
-        return _kept(unit, things)
+        return _kept(unit, resources)
     ready = [unit for unit in units.values() if unit.condition == "ready"]
     if ready:
-        return _kept(ready[0], things)
-    return _between(list(units.values()), things, record)
+        return _kept(ready[0], resources)
+    return _between(list(units.values()), resources, record)
 
 
-def _kept(unit: Unit, things: tuple[Thing, ...]) -> State:
-    surplus = tuple(thing for thing in things if thing.zone not in (unit.zone, None))
+def _kept(unit: Unit, resources: tuple[Resource, ...]) -> State:
+    surplus = tuple(resource for resource in resources if resource.zone not in (unit.zone, None))
     return State(condition=unit.condition, reason=unit.reason, unit=unit, surplus=surplus)
 
 
-def _between(units: list[Unit], things: tuple[Thing, ...], record: Record | None) -> State:
+def _between(units: list[Unit], resources: tuple[Resource, ...], record: ClusterRecord | None) -> State:
     """Nothing is whole: what comes next is what counts, and failure only when nothing is to come."""
     by_condition = {unit.condition: unit for unit in reversed(units)}
     told = "; ".join(unit.reason for unit in units if unit.reason)
@@ -158,19 +182,19 @@ def _between(units: list[Unit], things: tuple[Thing, ...], record: Record | None
         return State(condition="failed", reason=told, elsewhere=True)
     if record is not None:
         return State(condition="creating", reason=told)
-    return State(condition="deleting" if things else "absent")  # a disk or a rule is left
+    return State(condition="deleting" if resources else "absent")  # a disk or a rule is left
 
 
-def _unit(zone: str, things: list[Thing], record: Record | None) -> Unit:
+def _unit(zone: str, resources: list[Resource], record: ClusterRecord | None) -> Unit:
     placed = record is not None and record.zone == zone
     if record is not None and zone in record.failures and not placed:
         return Unit(zone=zone, condition="failed", reason=record.failures[zone])
-    queued = next((thing for thing in things if thing.kind == "queued resource"), None)
-    parts = sorted((thing for thing in things if thing.kind != "queued resource"), key=_slice_number)
+    queued = next((resource for resource in resources if resource.kind == "queued resource"), None)
+    parts = sorted((resource for resource in resources if resource.kind != "queued resource"), key=_slice_number)
     if queued is not None and condition_of(queued) != "ready":
         return _queued_unit(zone, queued)
-    if things:
-        whole = max(thing.parts for thing in things)
+    if resources:
+        whole = max(resource.parts for resource in resources)
         return _whole_unit(zone, parts, whole, placed, halted=record is not None and record.halted)
     if placed:
         return Unit(zone=zone, condition="preempted", reason=f"its resources in {zone} are gone")
@@ -178,7 +202,7 @@ def _unit(zone: str, things: list[Thing], record: Record | None) -> Unit:
     return Unit(zone=zone, condition="creating" if asked else "absent")
 
 
-def _queued_unit(zone: str, queued: Thing) -> Unit:
+def _queued_unit(zone: str, queued: Resource) -> Unit:
     condition = condition_of(queued)
     wanted = queued.accelerator_type or "the slice"
     if condition == "failed":
@@ -190,7 +214,7 @@ def _queued_unit(zone: str, queued: Thing) -> Unit:
     return Unit(zone=zone, condition=condition, reason=reason)
 
 
-def _whole_unit(zone: str, parts: list[Thing], whole: int, placed: bool, *, halted: bool) -> Unit:
+def _whole_unit(zone: str, parts: list[Resource], whole: int, placed: bool, *, halted: bool) -> Unit:
     conditions = {condition_of(part) for part in parts}
     hosts = tuple(part for part in parts if part.addresses or part.kind == "instance")
     for condition in ("preempted", "failed", "deleting", "stopping"):
@@ -208,7 +232,7 @@ def _whole_unit(zone: str, parts: list[Thing], whole: int, placed: bool, *, halt
     return Unit(zone=zone, condition="creating", reason=f"{parts[0].id} is {parts[0].state.lower()}")
 
 
-def _why(part: Thing) -> str:
+def _why(part: Resource) -> str:
     kind = part.accelerator_type or part.id
     if part.health == UNDER_MAINTENANCE:
         return f"{kind} in {part.zone} is under maintenance"
@@ -216,7 +240,7 @@ def _why(part: Thing) -> str:
     return f"{kind} in {part.zone} is {part.state.lower()}{told}"
 
 
-def _slice_number(thing: Thing) -> tuple[int, str]:
+def _slice_number(resource: Resource) -> tuple[int, str]:
     """Slice by slice: the number after the last dash of `NAME-HASH-3`; a TPU Node after its host VM."""
-    tail = thing.id.rpartition("-")[2]
-    return (int(tail) if tail.isdigit() and len(tail) < 6 else 0, "" if thing.kind == "instance" else thing.id)
+    tail = resource.id.rpartition("-")[2]
+    return (int(tail) if tail.isdigit() and len(tail) < 6 else 0, "" if resource.kind == "instance" else resource.id)

@@ -43,6 +43,16 @@ def open_provider(root: Path) -> "LocalProvider":
     return LocalProvider(root)
 
 
+class HostStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a step: one host, its place in the slice, and its chips."""
+
+    slice: int
+    worker: int
+    chips: int
+    accelerator: str | None
+    topology: str | None
+
+
 class LocalProvider:
     """See the module docstring; each verb's contract is in `podway.providers.Provider`."""
 
@@ -85,13 +95,15 @@ class LocalProvider:
             Step(
                 verb="start-host",
                 target=f"{name}/host-{rank}",
-                body={
-                    "slice": rank // order.hosts_per_slice,
-                    "worker": rank % order.hosts_per_slice,
-                    "chips": order.chips_per_host,
-                    "accelerator": order.accelerator_type,
-                    "topology": order.topology,
-                },
+                body=msgspec.structs.asdict(
+                    HostStep(
+                        slice=rank // order.hosts_per_slice,
+                        worker=rank % order.hosts_per_slice,
+                        chips=order.chips_per_host,
+                        accelerator=order.accelerator_type,
+                        topology=order.topology,
+                    )
+                ),
             )
             for rank in range(order.hosts)
         )
@@ -157,7 +169,7 @@ class LocalProvider:
 
     async def _owned(self, place: Path) -> OwnedResource:
         request = place / "request.json"
-        asked = from_json(request.read_bytes(), Request).steps[0].body if request.exists() else {}
+        asked = from_json(request.read_bytes(), Request).steps[0].read(HostStep) if request.exists() else None
         return OwnedResource(
             cluster=place.name,
             owner=self.owner,
@@ -165,7 +177,7 @@ class LocalProvider:
             name=place.name,
             zone="here",
             condition=(await self.observe(place.name)).condition,
-            accelerator_type=asked.get("accelerator"),
+            accelerator_type=asked.accelerator if asked else None,
             created=(request if request.exists() else place).stat().st_mtime,
             hourly_cost=0.0,
         )
@@ -204,13 +216,13 @@ class LocalProvider:
         return tuple(
             Host(
                 rank=rank,
-                slice=step.body["slice"],
-                worker=step.body["worker"],
+                slice=step.slice,
+                worker=step.worker,
                 address=host_address(place, rank),
                 home=str(place / f"host-{rank}"),
                 id=f"{self.owner}/{name}-{rank}",
             )
-            for rank, step in enumerate(request.steps)
+            for rank, step in enumerate(one.read(HostStep) for one in request.steps)
         )
 
     async def _start_agents(self, name: str) -> None:

@@ -14,13 +14,13 @@ import secrets
 import shlex
 import time
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Opener
@@ -46,6 +46,19 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     has_agent: bool
 
 
+class _MachineReply(msgspec.Struct, frozen=True):
+    """What the program that is sent to a machine (hosts/ssh/remote.py) answers to one of its operations."""
+
+    error: str | None = None
+    code: str = ""
+    stale: str | None = None
+    held: dict[str, object] | None = None  # the lease file: whatever another one wrote into it
+    address: str = ""
+    home: str = ""
+    agent: bool = False
+    need: str = ""
+
+
 class Held(Exception):
     """The machine is another's now; the text says whose."""
 
@@ -66,20 +79,20 @@ class MachineWork:
         """Take the machine's lease; `Held` when another has it."""
         fields = {**await self._whose(machine, lease), "id": host_id}
         reply = await self._ask(machine, "claim", fields)
-        if "stale" in reply:
-            await self.remove(machine, reply["stale"], lease)
+        if reply.stale is not None:
+            await self.remove(machine, reply.stale, lease)
             reply = await self._ask(machine, "claim", fields)
-        if "stale" in reply:
+        if reply.stale is not None:
             raise ProviderError(f"{place_of(machine)}: what an earlier cluster left there cannot be removed")
-        if reply.get("held") is not None:
-            raise Held(_held(machine, reply["held"]))
-        address = machine.internal_address or reply["address"] or machine.endpoint.address
+        if reply.held is not None:
+            raise Held(_held(machine, reply.held))
+        address = machine.internal_address or reply.address or machine.endpoint.address
         return Claimed(
             id=host_id,
-            home=reply["home"],
+            home=reply.home,
             address=address,
             reached_at=machine.endpoint.address,
-            has_agent=reply["agent"],
+            has_agent=reply.agent,
         )
 
     async def start(self, machine: Machine, host: Host, claimed: Claimed, opener: Opener) -> None:
@@ -139,7 +152,7 @@ class MachineWork:
         """End every process of the host, remove what was made, give the lease back."""
         fields = {**await self._whose(machine, lease), "id": host_id}
         reply = await self._ask(machine, "remove", fields)
-        if reply.get("need"):  # its copy is gone or of another version, and with it the code that finds processes
+        if reply.need:  # its copy is gone or of another version, and with it the code that finds processes
             await self._ask(machine, "remove", fields, packed_agent())
 
     async def check(self, machine: Machine, host_id: str, lease: dict[str, str]) -> None:
@@ -152,16 +165,13 @@ class MachineWork:
             await self.claim(machine, host_id, lease)
             return
         try:
-            holder = json.loads(found.out)
-        except ValueError:
+            holder = from_json(found.out, dict[str, object])
+        except msgspec.MsgspecError:
             return
-        if isinstance(holder, dict) and (holder.get("owner"), holder.get("cluster")) != (
-            lease["owner"],
-            lease["cluster"],
-        ):
+        if (holder.get("owner"), holder.get("cluster")) != (lease["owner"], lease["cluster"]):
             raise Held(_held(machine, holder))
 
-    async def _whose(self, machine: Machine, lease: dict[str, str]) -> dict[str, Any]:
+    async def _whose(self, machine: Machine, lease: dict[str, str]) -> dict[str, object]:
         dated = {**lease, "since": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
         path = await self._lease_path(machine.endpoint)
         return {"lease": dated, "lease_path": path, "home": machine.home, "agent": self.digest}
@@ -170,14 +180,14 @@ class MachineWork:
         key = self._connections.host_key(await self._connections.connection(endpoint))
         return f"/tmp/podway-lease-{key[:16]}"
 
-    async def _ask(self, machine: Machine, op: str, fields: dict[str, Any], body: bytes = b"") -> dict[str, Any]:
+    async def _ask(self, machine: Machine, op: str, fields: Mapping[str, object], body: bytes = b"") -> _MachineReply:
         line = json.dumps({**fields, "op": op, "size": len(body)}).encode("ascii") + b"\n"
         command = remote.command(len(self._program))
         done = await self._connections.run(machine.endpoint, command, data=self._program + line + body)
         for text in reversed(done.out.decode(errors="replace").splitlines()):
             if text.startswith(remote.REPLY):
-                reply: dict[str, Any] = json.loads(text.removeprefix(remote.REPLY))
-                if "error" in reply:
+                reply = from_json(text.removeprefix(remote.REPLY), _MachineReply)
+                if reply.error is not None:
                     raise _refused(machine, reply)
                 return reply
         if done.code in (NOT_FOUND, CANNOT_RUN, remote.OLD_PYTHON):
@@ -214,17 +224,17 @@ def place_of(machine: Machine) -> str:
     return machine.name if machine.name == machine.endpoint.known_as else f"{machine.name} ({at})"
 
 
-def _held(machine: Machine, holder: dict[str, Any]) -> str:
+def _held(machine: Machine, holder: Mapping[str, object]) -> str:
     who = str(holder.get("who") or "someone")[:80]
     cluster = f" for cluster {str(holder['cluster'])[:64]}" if holder.get("cluster") else ""
     since = f" since {str(holder['since'])[:32]}" if holder.get("since") else ""
     return f"{place_of(machine)} is taken by {who}{cluster}{since}"
 
 
-def _refused(machine: Machine, reply: dict[str, Any]) -> Exception:
+def _refused(machine: Machine, reply: _MachineReply) -> Exception:
     """What the machine said, as one line with its cure."""
-    where, what = place_of(machine), reply["error"]
-    match reply.get("code"):
+    where, what = place_of(machine), reply.error
+    match reply.code:
         case "no-space":
             return UserError(f"the disk of {where} is full: {what}", "free some space there, then launch again")
         case "shared-home":

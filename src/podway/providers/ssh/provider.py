@@ -18,9 +18,9 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -51,6 +51,18 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 def open_provider(root: Path) -> "SshProvider":
     """The provider with its pools and clusters under `root`/ssh."""
     return SshProvider(root)
+
+
+Kept = TypeVar("Kept")
+
+
+class ClaimStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of the first step: how many slices of which kind, and the machines of each one that may be taken."""
+
+    slices: int
+    accelerator: str | None
+    topology: str | None
+    candidates: list[list[str]]
 
 
 class SshProvider:
@@ -102,12 +114,14 @@ class SshProvider:
         claim = Step(
             verb="claim-slices",
             target=f"ssh/{pool.ref}",
-            body={
-                "slices": order.slices,
-                "accelerator": order.accelerator_type,
-                "topology": order.topology,
-                "candidates": [[_shown(machine) for machine in part.machines] for part in candidates],
-            },
+            body=msgspec.structs.asdict(
+                ClaimStep(
+                    slices=order.slices,
+                    accelerator=order.accelerator_type,
+                    topology=order.topology,
+                    candidates=[[_shown(machine) for machine in part.machines] for part in candidates],
+                )
+            ),
         )
         agent = Step(
             verb="start-agent",
@@ -196,7 +210,7 @@ class SshProvider:
             name=place.name,
             zone=_pool_of(request) if request else None,
             condition=(await self.observe(place.name)).condition,
-            accelerator_type=request.steps[0].body["accelerator"] if request else None,
+            accelerator_type=request.steps[0].read(ClaimStep).accelerator if request else None,
             created=place.stat().st_mtime,
             hourly_cost=0.0,
         )
@@ -218,12 +232,12 @@ class SshProvider:
     async def _claim_slices(self, request: Request) -> dict[str, Claimed]:
         """Take slices in the pool's order until there are enough; say who has the others when there are not."""
         place = self.clusters / request.name
-        wanted = int(request.steps[0].body["slices"])
+        claim = request.steps[0].read(ClaimStep)
+        wanted = claim.slices
         pool = self._pool(request.name)
-        body = request.steps[0].body
         taken: list[list[tuple[Machine, Claimed]]] = []
         problems: list[Exception] = []
-        for part in pool.of_kind(body["accelerator"], body["topology"]):
+        for part in pool.of_kind(claim.accelerator, claim.topology):
             try:
                 taken.append(await self._claim_slice(request.name, part, sum(map(len, taken))))
             except (UserError, ProviderError, Held) as error:
@@ -390,14 +404,14 @@ def _no_room(pool: Pool, wanted: int, problems: Sequence[Exception]) -> Exceptio
     return UserError(str(problems[0]), "wait until it is given back, or list more machines", status=409)
 
 
-async def _all(work: Sequence[Any]) -> None:
+async def _all(work: Iterable[Awaitable[object]]) -> None:
     """Do all of it at once and to the end; then the first thing that went wrong."""
     for answer in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(answer, BaseException):
             raise answer
 
 
-def _read(path: Path, kind: type[Any]) -> Any:
+def _read(path: Path, kind: type[Kept]) -> Kept | None:
     try:
         return from_json(path.read_bytes(), kind)
     except FileNotFoundError:
