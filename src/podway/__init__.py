@@ -11,18 +11,22 @@ from podway.version import __version__
 if TYPE_CHECKING:
     from podway.errors import UserError
     from podway.launch_options import LaunchOptions, LaunchRequest
+    from podway.plan.plans import TrainPlan
     from podway.server.api import ClusterView, Frame, JobView, LaunchReply, OfferView, PreviewReply
     from podway.server.async_client import AsyncClient
     from podway.server.client import Client
+    from podway.server.planning import RehearsalResult
     from podway.task.read import read_task
     from podway.task.task import Accelerator, Autostop, Placement, Resources, Task
 
 _HOMES = {
     "podway.errors": ("UserError",),
     "podway.launch_options": ("LaunchOptions", "LaunchRequest"),
+    "podway.plan.plans": ("TrainPlan",),
     "podway.server.api": ("ClusterView", "Frame", "JobView", "LaunchReply", "OfferView", "PreviewReply"),
     "podway.server.async_client": ("AsyncClient",),
     "podway.server.client": ("Client",),
+    "podway.server.planning": ("RehearsalResult",),
     "podway.task.read": ("read_task",),
     "podway.task.task": ("Accelerator", "Autostop", "Placement", "Resources", "Task"),
 }
@@ -40,8 +44,10 @@ __all__ = [
     "OfferView",
     "Placement",
     "PreviewReply",
+    "RehearsalResult",
     "Resources",
     "Task",
+    "TrainPlan",
     "UserError",
     "__version__",
     "read_task",

@@ -20,6 +20,7 @@ PRINTS = [
     ("hello from 0 of 4", "hello from 3 of 4", "SUCCEEDED"),
     ("SUCCEEDED", "(task, pid="),
     ("local v6e-16 4",),
+    ("v6e-", "tokens/s", "a step takes"),
     ("404", "no-such-cluster"),
     ("from one", "from two", "['SUCCEEDED', 'SUCCEEDED']"),
 ]
@@ -42,6 +43,9 @@ def read(client: podway.Client) -> None:
     assert_type(client.clusters(), list[podway.ClusterView])
     assert_type(client.wait("c", timeout=5), podway.JobView)
     assert_type(client.logs("c", 1, tail=5, follow=False), Iterator[str])
+    plans = client.plan("llama3.1-8b", seq=8192, tpu="v6e", mesh="fsdp=*")
+    assert_type(plans, list[podway.TrainPlan])
+    assert_type(client.rehearse("llama3.1-8b", plans[0]).fits, bool)
     assert_type(client.cancel("c", every=True), list[int])
     for frame in client.watch("c", 1, raw=True):
         assert_type(frame, podway.Frame)
@@ -104,7 +108,7 @@ def test_the_examples_of_the_page_run(pod: Podway, tmp_path: Path, number: int) 
 
 
 def test_every_example_is_tested() -> None:
-    assert len(EXAMPLES) == len(PRINTS) == 5
+    assert len(EXAMPLES) == len(PRINTS) == 6
 
 
 def test_import_is_light() -> None:

@@ -133,5 +133,7 @@ class AsyncClient:
     make_token = _call(Client.make_token)
     users = _call(Client.users)
     revoke = _call(Client.revoke)
+    plan = _call(Client.plan)
+    rehearse = _call(Client.rehearse)
     missing = _call(Client.missing)
     upload = _call(Client.upload)

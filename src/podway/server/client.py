@@ -24,29 +24,17 @@ from podway.decoding import json_decoder
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.server import api
-from podway.server.connection import ClientClosed, Connection, NoServer
+from podway.server.connection import ClientClosed, NoServer, ServerConnection
+from podway.server.task_source import TaskKeywords, TaskSource, read_source
 
 if TYPE_CHECKING:
     from podway.hosts.manifest import FileTree
+    from podway.plan.plans import TrainPlan
+    from podway.server.planning import RehearsalResult
     from podway.task.task import Autostop, Task
-
-    TaskSource = Task | Mapping[str, object] | str | os.PathLike[str]
 RECONNECT_S = 60.0
 POLL_S = (0.05, 1.0)  # soon at first, then seldom
 LONG_POLL_S = 30.0
-
-
-class TaskKeywords(TypedDict, total=False):
-    """What may be changed of a task while it is read, as the options of `podway launch` and `podway exec` do."""
-
-    name: str | None  # of the job
-    tpus: str | None  # slice type, such as v6e-16
-    num_nodes: int | None  # slices
-    use_spot: bool | None
-    infra: str | None  # cloud[/region[/zone]], or local
-    workdir: str | os.PathLike[str] | None
-    env: Mapping[str, str]
-    secrets: Mapping[str, str]  # masked in logs, encrypted at rest
 
 
 class LaunchKeywords(TaskKeywords, total=False):
@@ -74,7 +62,7 @@ class Client:
     """See the module docstring. Every method raises UserError, with what to do, when it cannot do what it is asked."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        self._connection = Connection(url, token)
+        self._connection = ServerConnection(url, token)
         self._call = self._connection.call
 
     def __enter__(self) -> Self:
@@ -101,7 +89,7 @@ class Client:
         ours = {key: value for key, value in keywords.items() if key in LaunchOptions.__struct_fields__}
         others = {key: value for key, value in keywords.items() if key not in ours}
         options = msgspec.structs.replace(LaunchOptions(), **ours)
-        return LaunchRequest(task=_read(task, **cast("TaskKeywords", others)), options=options)
+        return LaunchRequest(task=read_source(task, **cast("TaskKeywords", others)), options=options)
 
     def preview(self, request: LaunchRequest) -> api.PreviewReply:
         """What a launch would do: the offers, the chosen one, and the exact request."""
@@ -136,7 +124,7 @@ class Client:
         **keywords: Unpack[TaskKeywords],
     ) -> api.LaunchReply:
         """Queue a task on a cluster that is up, without its setup; returns at once. `files`: uploaded before."""
-        read = _read(task, **keywords)
+        read = read_source(task, **keywords)
         trees = self._upload(read, mounts=False) if files is None else files
         body = api.ExecBody(task=read, files=trees, request_id=_request_id())
         return self._call("POST", f"{_at(cluster)}/jobs", api.LaunchReply, body)
@@ -319,6 +307,47 @@ class Client:
         """Revoke a person's tokens."""
         self._call("DELETE", f"/v1/users/{_quote(user)}", api.UsersReply)
 
+    # knowing before paying, on this machine
+
+    def plan(
+        self,
+        model: str,
+        *,
+        seq: int,
+        tpu: str = "any",
+        batch: int | None = None,
+        mesh: str | None = None,
+        microbatches: int | None = None,
+        remat: str | None = None,
+        slices: int | None = None,
+        tokens: float | None = None,
+        days: float | None = None,
+        budget: float | None = None,
+        spot: bool = False,
+    ) -> list[TrainPlan]:
+        """Training plans, best first: slice, mesh, microbatches and remat, with memory, step time and cost."""
+        from podway.plan.search import PlanOptions  # the planner is slow to import
+        from podway.server.planning import plan_training
+
+        options = PlanOptions(
+            seq=seq,
+            batch=batch,
+            microbatches=microbatches,
+            remat=remat,
+            slices=slices,
+            tokens=tokens,
+            days=days,
+            budget=budget,
+            spot=spot,
+        )
+        return plan_training(model, tpu, mesh, options)
+
+    def rehearse(self, model: str, plan: TrainPlan, *, full: bool = False) -> RehearsalResult:
+        """Compile a plan's step with the TPU compiler: bytes of HBM, and seconds of a step. Needs podway[rehearse]."""
+        from podway.server.planning import rehearse_plan  # the planner is slow to import
+
+        return rehearse_plan(model, plan, full=full)
+
     # files
 
     def missing(self, digests: Iterable[str]) -> list[str]:
@@ -338,50 +367,6 @@ class Client:
         from podway.server.uploading import NoProgress, upload  # reading trees costs more than all the rest
 
         return upload(self, NoProgress(), task, mounts=mounts)
-
-
-def _read(
-    task: TaskSource,
-    *,
-    name: str | None = None,
-    tpus: str | None = None,
-    num_nodes: int | None = None,
-    use_spot: bool | None = None,
-    infra: str | None = None,
-    workdir: str | os.PathLike[str] | None = None,
-    env: Mapping[str, str] = {},
-    secrets: Mapping[str, str] = {},
-) -> Task:
-    from podway.task.task import Task as TaskRecord  # its readers and YAML are slow to import
-
-    changes = [name, tpus, num_nodes, use_spot, infra, workdir, env or None, secrets or None]
-    if isinstance(task, TaskRecord):
-        if any(change is not None for change in changes):
-            raise UserError("a Task is launched as it is", "set these fields of the Task, or pass a file or a dict")
-        return task
-    from podway.task.environment import Overrides
-    from podway.task.read import read_task, read_task_text
-
-    overrides = Overrides(
-        name=name,
-        tpus=tpus,
-        num_nodes=num_nodes,
-        use_spot=use_spot,
-        infra=infra,
-        workdir=None if workdir is None else os.fspath(workdir),
-        env=tuple(f"{key}={value}" for key, value in env.items()),
-        secrets=tuple(f"{key}={value}" for key, value in secrets.items()),
-        local_env=dict(os.environ),
-    )
-    if isinstance(task, Mapping):
-        try:
-            text = msgspec.json.encode(dict(task))
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"the task holds what a task file cannot: {error}", "use text, numbers, lists and dicts"
-            ) from None
-        return read_task_text(text, name="<dict>", overrides=overrides)
-    return read_task(os.fspath(task), overrides=overrides)
 
 
 def _request_id() -> str:

@@ -33,7 +33,7 @@ class ClientClosed(RuntimeError):
         super().__init__("this client is closed")
 
 
-class Connection:
+class ServerConnection:
     """See the module docstring."""
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
@@ -43,9 +43,9 @@ class Connection:
         self._sockets = OpenSockets()
         self.closed = False
 
-    def fork(self) -> Connection:
+    def fork(self) -> ServerConnection:
         """Another one to the same server, closed on its own."""
-        other = Connection(*self._fixed) if self._fixed else Connection()
+        other = ServerConnection(*self._fixed) if self._fixed else ServerConnection()
         other._place, other._known = self._place, self._known
         return other
 

@@ -23,14 +23,14 @@ from podway.task.task import Bucket, LocalDir, Task
 PACK_BYTES = 64 << 20
 
 
-class Contents(Protocol):
+class ContentStore(Protocol):
     """Where contents go: the server, as a client sees it."""
 
     def missing(self, digests: Iterable[str]) -> list[str]: ...
     def upload(self, pack: Iterable[bytes]) -> None: ...
 
 
-class Progress(Protocol):
+class UploadProgress(Protocol):
     """Who is told: `wait` what is under way, `line` a note, `done` a tree that is there."""
 
     def wait(self, text: str) -> None: ...
@@ -79,7 +79,7 @@ def _into_bucket(bucket: Bucket) -> list[Source]:
     ]
 
 
-def upload(server: Contents, progress: Progress, task: Task, *, mounts: bool = True) -> tuple[FileTree, ...]:
+def upload(server: ContentStore, progress: UploadProgress, task: Task, *, mounts: bool = True) -> tuple[FileTree, ...]:
     """Bring the task's files to the server; where each of them is to appear."""
     trees = []
     for source in sources(task, mounts=mounts):
@@ -108,7 +108,7 @@ def _cache() -> Path:
     return place
 
 
-def _send(server: Contents, progress: Progress, found: Scan, digest: str, manifest: bytes) -> int:
+def _send(server: ContentStore, progress: UploadProgress, found: Scan, digest: str, manifest: bytes) -> int:
     """Upload what the server lacks of one tree; how many bytes of content that was."""
     sizes = found.manifest.sizes
     missing = server.missing([*sizes, digest])
@@ -137,7 +137,7 @@ def _batches(digests: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str
         yield batch
 
 
-def _watched(pack: Iterator[bytes], progress: Progress, sent: int, total: int) -> Iterator[bytes]:
+def _watched(pack: Iterator[bytes], progress: UploadProgress, sent: int, total: int) -> Iterator[bytes]:
     for piece in pack:
         yield piece
         sent += len(piece)
