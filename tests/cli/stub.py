@@ -31,7 +31,7 @@ class Stub:
         self.clusters: dict[str, api.ClusterView] = {}
         self.past: list[api.ClusterView] = []
         self.jobs: dict[str, list[api.JobView]] = {}
-        self.strays: list[api.StrayView] = []
+        self.orphans: list[api.OrphanView] = []
         self.later_events: dict[str, list[api.EventView]] = {}  # seen from the second look on
         self.offers = [records.offer()]
         self.frames: list[api.Frame] = []
@@ -142,16 +142,16 @@ class Stub:
 
     def list_clusters(self, body: Any, data: bytes) -> api.ClustersReply:
         past = self.past if "past" in body else []
-        return api.ClustersReply(clusters=[*past, *self.clusters.values()], strays=len(self.strays))
+        return api.ClustersReply(clusters=[*past, *self.clusters.values()], orphans=len(self.orphans))
 
     def history(self, name: str, body: Any, data: bytes) -> api.EventsReply:
         looks = len([path for _, path, _ in self.calls if path.endswith(f"/{name}/events")])
         later = [event for event in self.later_events.get(name, []) if event.id > int(body["after"])]
         return api.EventsReply(events=later if looks > 1 else [])
 
-    def purge(self, body: Any, data: bytes) -> api.StraysReply:
-        self.strays = []
-        return api.StraysReply(strays=[])
+    def purge(self, body: Any, data: bytes) -> api.OrphansReply:
+        self.orphans = []
+        return api.OrphansReply(orphans=[])
 
     def list_jobs(self, name: str, body: Any, data: bytes) -> api.JobsReply:
         self.find(name)
@@ -184,8 +184,8 @@ class Stub:
 _C = "/v1/clusters/([^/]+)"
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/v1/info", Stub.info),
-    ("GET", "/v1/strays", lambda stub, body, data: api.StraysReply(strays=stub.strays)),
-    ("DELETE", "/v1/strays", Stub.purge),
+    ("GET", "/v1/orphans", lambda stub, body, data: api.OrphansReply(orphans=stub.orphans)),
+    ("DELETE", "/v1/orphans", Stub.purge),
     ("GET", f"{_C}/events", Stub.history),
     ("POST", "/v1/preview", Stub.preview),
     ("POST", "/v1/launch", Stub.launch),

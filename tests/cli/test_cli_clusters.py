@@ -7,7 +7,7 @@ import pytest
 
 from podway.cli import cost
 from podway.errors import UserError
-from podway.server.api import EventView, StrayView
+from podway.server.api import EventView, OrphanView
 from tests.cli import records
 from tests.cli.conftest import Run, on_terminal
 from tests.cli.stub import Stub
@@ -111,8 +111,8 @@ def test_autostop(run: Run, three: Stub) -> None:
     assert run("autostop", "nope").code == 1
 
 
-def stray(**changes: object) -> StrayView:
-    made = StrayView(
+def orphan(**changes: object) -> OrphanView:
+    made = OrphanView(
         provider="gcp",
         kind="node",
         name="projects/p/locations/us-east5-b/nodes/lost-1",
@@ -126,8 +126,8 @@ def stray(**changes: object) -> StrayView:
     return msgspec.structs.replace(made, **changes)
 
 
-def test_strays_are_shown_and_purged(run: Run, stub: Stub) -> None:
-    stub.strays = [stray()]
+def test_orphans_are_shown_and_purged(run: Run, stub: Stub) -> None:
+    stub.orphans = [orphan()]
     assert "1 resource belong" in run("status").err
     shown = run("status", "--refresh").out
     assert "nodes/lost-1" in shown and "gcp/us-east5-b" in shown and "podway down --purge" in shown
@@ -138,10 +138,10 @@ def test_strays_are_shown_and_purged(run: Run, stub: Stub) -> None:
 
 
 def test_purge_asks_first(stub: Stub) -> None:
-    stub.strays = [stray()]
+    stub.orphans = [orphan()]
     code, shown = on_terminal("down", "--purge", typed="n\n")
     assert code == 1 and "Deleting 1 resource" in shown
-    assert stub.asked("DELETE", "/v1/strays") == []
+    assert stub.asked("DELETE", "/v1/orphans") == []
 
 
 def test_a_deletion_that_fails_is_told_while_it_goes_on(run: Run, three: Stub) -> None:
@@ -152,9 +152,9 @@ def test_a_deletion_that_fails_is_told_while_it_goes_on(run: Run, three: Stub) -
     assert "├── exp-1: PERMISSION_DENIED: no (trying again; Ctrl-C leaves it to the server)" in result.out
 
 
-def test_cost_counts_strays(stub: Stub) -> None:
+def test_cost_counts_orphans(stub: Stub) -> None:
     paid = records.cluster(simulated=False, hourly_cost=10.0, cost=5.0, order=records.order(provider="gcp"))
-    shown = cost.page([paid], records.NOW, [stray()])
-    assert "Billing now: $31.60/h (1 cluster, 1 stray)" in shown
+    shown = cost.page([paid], records.NOW, [orphan()])
+    assert "Billing now: $31.60/h (1 cluster, 1 orphan)" in shown
     assert "STRAY" in shown and "Total: $26.60" in shown
     assert "Nothing is billing now." in cost.page([records.cluster()], records.NOW)

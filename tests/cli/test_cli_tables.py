@@ -95,7 +95,7 @@ def test_cost_table() -> None:
         "odd   8 mins ago  3m 10s    1x[tpu-v6e-16]  UP          -                  -",
         "gone  1 day ago   2h 5m     1x[tpu-v6e-16]  TERMINATED  $43.20             $90.00",
         "",
-        "Billing now: $0.00/h, and 1 at an unknown price (1 cluster, 0 strays)",
+        "Billing now: $0.00/h, and 1 at an unknown price (1 cluster, 0 orphans)",
         "Total: $90.00, and 1 at an unknown price",
     ]
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from podway.control import heartbeat
-from podway.control.heartbeat import TOLD_IN_SILENCE, Heartbeat, rest_rule, silence
+from podway.control.heartbeat import SENT_IN_SILENCE, Heartbeat, shutdown_policy, silence
 from podway.control.records import Cluster, ClusterState, shell_key
 from podway.order import Order
 from podway.providers import HttpCall, SelfTeardown
@@ -31,17 +31,17 @@ class WithAWay(LocalProvider):
 
 def test_the_rule(tmp_path: Path) -> None:
     provider: Any = WithAWay(tmp_path)
-    assert rest_rule(provider, UP) == {
+    assert shutdown_policy(provider, UP) == {
         "idle_s": 600.0,
         "silence_s": 600.0,
         "shell": shell_key(UP),
         "token_url": WAY.token_url,
         "calls": ({"method": "DELETE", "url": "https://x/n"},),
     }
-    assert rest_rule(provider, msgspec.structs.replace(UP, autostop=None)) is None
-    assert rest_rule(LocalProvider(tmp_path), UP) is None
+    assert shutdown_policy(provider, msgspec.structs.replace(UP, autostop=None)) is None
+    assert shutdown_policy(LocalProvider(tmp_path), UP) is None
     jobs_only = msgspec.structs.replace(UP, autostop=msgspec.structs.replace(REST, wait_for="jobs"))
-    assert (rest_rule(provider, jobs_only) or {})["shell"] == ""
+    assert (shutdown_policy(provider, jobs_only) or {})["shell"] == ""
 
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(0, 30.0), (1, 60.0), (600, 600.0)])
@@ -55,11 +55,11 @@ def test_told_at_once_and_again_in_time(tmp_path: Path, monkeypatch: pytest.Monk
     async def tell(provider: object, cluster: Cluster, rule: object) -> None:
         told.append(rule)
 
-    monkeypatch.setattr(heartbeat, "_tell", tell)
+    monkeypatch.setattr(heartbeat, "_send", tell)
 
     async def work() -> None:
         beat, provider = Heartbeat(), WithAWay(tmp_path)
-        assert beat.beat(provider, UP) == silence(UP) / TOLD_IN_SILENCE
+        assert beat.beat(provider, UP) == silence(UP) / SENT_IN_SILENCE
         await asyncio.sleep(0)
         beat.beat(provider, UP)
         await asyncio.sleep(0)

@@ -143,8 +143,8 @@ class Chaos:
     def judge(self) -> None:
         known = {view.name: view for view in self.pod.client.clusters()}
         up = {name for name, view in known.items() if view.state == "UP"}
-        strays = self.pod.client.strays(look=True)
-        assert [one.name for one in strays.strays] == []
+        orphans = self.pod.client.orphans(look=True)
+        assert [one.name for one in orphans.orphans] == []
         owners = {one["labels"].get("podway-cluster") for one in self.living() if one["labels"]}
         assert owners <= up, f"the cloud has {owners}, Podway shows {up}"
         for name in sorted(up):

@@ -113,7 +113,7 @@ class Storm:
             with contextlib.suppress(UserError):
                 client.down(cluster.name)
         wait_until(lambda: client.clusters() == [], 180, "the end of every cluster")
-        assert client.strays().strays == []
+        assert client.orphans().orphans == []
         wait_until(lambda: self.cloud.command("GET", "ledger")["living"] == [], 60, "an empty cloud")
         states: dict[str, int] = {}
         for name, number in self.jobs:

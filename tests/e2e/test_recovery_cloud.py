@@ -1,4 +1,4 @@
-"""Failover, recovery, strays and deletion on the emulated Google Cloud, with real hosts: what the cloud does is what is looked at."""
+"""Failover, recovery, orphans and deletion on the emulated Google Cloud, with real hosts: what the cloud does is what is looked at."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,15 +195,15 @@ def test_what_no_row_knows_is_found_and_purged(pod: Podway, cloud: Running, tmp_
     start(pod, cloud, tmp_path)
     pod.client.launch(wanted("echo through"), cluster="c")
     assert pod.finished("c", 1, 90) == "SUCCEEDED"
-    assert pod.client.strays().strays == []
+    assert pod.client.orphans().orphans == []
     pod.kill_server()
     for file in pod.home.glob("podway.db*"):
         file.unlink()  # all that Podway knew is lost
     start(pod, cloud, tmp_path)
-    found = pod.client.strays()
-    assert found.strays and {one.cluster for one in found.strays} == {"c"} and found.unasked == {}
-    assert pod.client.overview().strays == len(found.strays)
-    assert pod.client.purge().strays == []
+    found = pod.client.orphans()
+    assert found.orphans and {one.cluster for one in found.orphans} == {"c"} and found.unreachable == {}
+    assert pod.client.overview().orphans == len(found.orphans)
+    assert pod.client.purge().orphans == []
     assert living(cloud) == []
 
 

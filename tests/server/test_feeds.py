@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from podway.control.archive import Archive
 from podway.control.records import Job, JobState, phase_label
 from podway.server import feeds
-from podway.server.feeds import RankFeed, width
+from podway.server.feeds import JobRankFeed, width
 from podway.task.task import Recovery, Task
 from tests.control.samples import ORDER, cluster, job
 
@@ -25,12 +25,14 @@ class Followed:
         self.cluster = cluster()
         self.job: Job = job(state=JobState.SUCCEEDED, pids={label: [1] for label in outputs}, attempt=attempt)
         self.keep = True
-        self.moved = asyncio.Event()
         folder = self.archive.place(self.job)
         folder.mkdir(parents=True)
         for label, data in outputs.items():
             (folder / f"0.{label}").write_bytes(data)
         self.archive.close(self.job)
+
+    async def changed(self, timeout: float) -> None:
+        await asyncio.sleep(timeout)
 
 
 class Counting(Archive):
@@ -46,7 +48,7 @@ class Counting(Archive):
 
 def tail(followed: Followed, lines: int) -> bytes:
     """What a reader that begins at the offsets found would read."""
-    feed = RankFeed(followed, 0)
+    feed = JobRankFeed(followed, 0)
     offsets = dict(asyncio.run(feed.tail_offsets(lines)))
     place = followed.archive.place(followed.job)
     return b"".join((place / f"0.{label}").read_bytes()[offsets.get(label, 0) :] for label in followed.job.attempt.pids)

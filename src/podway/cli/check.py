@@ -7,7 +7,7 @@ import msgspec
 
 from podway.cli.options import output_option
 from podway.cli.task_options import task_options
-from podway.control.fitness import forecast
+from podway.control.capability_check import forecast
 from podway.task.environment import Overrides
 from podway.task.explain import explain
 from podway.task.read import read_task, read_task_text

@@ -9,7 +9,7 @@ import msgspec
 from podway.cli.options import output_option
 from podway.cli.tables import table
 from podway.quantities import format_ago, format_count, format_duration
-from podway.server.api import ClusterView, StrayView
+from podway.server.api import ClusterView, OrphanView
 from podway.server.client import Client
 
 HEADERS = ("NAME", "LAUNCHED", "DURATION", "RESOURCES", "STATUS", "COST/hr", "COST (est.)")
@@ -33,16 +33,16 @@ def command(days: float, output: str) -> None:
     now = time.time()
     client = Client()
     clusters = client.clusters(past=now - days * 86400)
-    strays = client.strays(look=False).strays
+    orphans = client.orphans(look=False).orphans
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(clusters)))
-    elif not clusters and not strays:
+    elif not clusters and not orphans:
         click.echo("No existing clusters.")
     else:
-        click.echo(page(clusters, now, strays))
+        click.echo(page(clusters, now, orphans))
 
 
-def page(clusters: list[ClusterView], now: float, strays: Sequence[StrayView] = ()) -> str:
+def page(clusters: list[ClusterView], now: float, orphans: Sequence[OrphanView] = ()) -> str:
     """The table, latest first, what is billing now, and the sum of what is known."""
     rows: list[tuple[object, ...]] = [
         (
@@ -56,42 +56,44 @@ def page(clusters: list[ClusterView], now: float, strays: Sequence[StrayView] = 
         )
         for cluster in sorted(clusters, key=lambda cluster: -cluster.created)
     ]
-    rows += [_stray_row(stray, now) for stray in strays]
+    rows += [_orphan_row(orphan, now) for orphan in orphans]
     known = [cluster.cost for cluster in clusters if cluster.cost is not None and not cluster.simulated]
     unknown = sum(1 for cluster in clusters if cluster.cost is None and not cluster.simulated)
-    spent = sum(known) + sum(_spent(stray, now) or 0.0 for stray in strays)
+    spent = sum(known) + sum(_spent(orphan, now) or 0.0 for orphan in orphans)
     total = f"Total: ${spent:,.2f}" + (f", and {unknown} at an unknown price" if unknown else "")
-    return f"{table(HEADERS, rows)}\n\n{_billing(clusters, strays)}\n{total}"
+    return f"{table(HEADERS, rows)}\n\n{_billing(clusters, orphans)}\n{total}"
 
 
-def _billing(clusters: list[ClusterView], strays: Sequence[StrayView]) -> str:
+def _billing(clusters: list[ClusterView], orphans: Sequence[OrphanView]) -> str:
     """What costs money at this moment."""
     up = [cluster for cluster in clusters if cluster.up_since and cluster.state != "GONE" and not cluster.simulated]
-    rates = [cluster.hourly_cost for cluster in up] + [stray.hourly_cost for stray in strays if stray.hourly_cost != 0]
+    rates = [cluster.hourly_cost for cluster in up] + [
+        orphan.hourly_cost for orphan in orphans if orphan.hourly_cost != 0
+    ]
     if not rates:
         return "Nothing is billing now."
     unknown = sum(1 for rate in rates if rate is None)
     sums = f"${sum(rate or 0.0 for rate in rates):,.2f}/h" + (f", and {unknown} at an unknown price" if unknown else "")
-    return f"Billing now: {sums} ({format_count(len(up), 'cluster')}, {format_count(len(rates) - len(up), 'stray')})"
+    return f"Billing now: {sums} ({format_count(len(up), 'cluster')}, {format_count(len(rates) - len(up), 'orphan')})"
 
 
-def _stray_row(stray: StrayView, now: float) -> tuple[object, ...]:
-    cost = _spent(stray, now)
+def _orphan_row(orphan: OrphanView, now: float) -> tuple[object, ...]:
+    cost = _spent(orphan, now)
     return (
-        stray.name,
-        format_ago(stray.created, now),
-        format_duration(now - stray.created) if stray.created else None,
-        f"{stray.kind} {stray.accelerator_type or ''}".strip(),
+        orphan.name,
+        format_ago(orphan.created, now),
+        format_duration(now - orphan.created) if orphan.created else None,
+        f"{orphan.kind} {orphan.accelerator_type or ''}".strip(),
         "STRAY",
-        None if stray.hourly_cost is None else f"${stray.hourly_cost:,.2f}",
+        None if orphan.hourly_cost is None else f"${orphan.hourly_cost:,.2f}",
         None if cost is None else f"${cost:,.2f}",
     )
 
 
-def _spent(stray: StrayView, now: float) -> float | None:
-    if stray.hourly_cost is None or stray.created is None:
+def _spent(orphan: OrphanView, now: float) -> float | None:
+    if orphan.hourly_cost is None or orphan.created is None:
         return None
-    return stray.hourly_cost * max(0.0, now - stray.created) / 3600
+    return orphan.hourly_cost * max(0.0, now - orphan.created) / 3600
 
 
 def _dollars(cluster: ClusterView, amount: float | None) -> str | None:

@@ -8,7 +8,7 @@ from podway.cli.asking import proceed
 from podway.cli.choosing import chosen, for_each
 from podway.cli.options import cluster_names_argument, every_option, yes_option
 from podway.cli.screen import Screen
-from podway.cli.status import strays_page
+from podway.cli.status import orphans_page
 from podway.errors import UserError
 from podway.quantities import format_count
 from podway.server.client import Client
@@ -40,15 +40,18 @@ def command(names: tuple[str, ...], every: bool, purge: bool, yes: bool) -> None
 
 
 def _purge(client: Client, yes: bool) -> None:
-    found = client.strays()
-    click.echo(strays_page(found, time.time()))
-    if not found.strays:
+    found = client.orphans()
+    click.echo(orphans_page(found, time.time()))
+    if not found.orphans:
         return
-    proceed(f"Deleting {format_count(len(found.strays), 'resource')} that no cluster accounts for.", yes=yes)
+    proceed(f"Deleting {format_count(len(found.orphans), 'resource')} that no cluster accounts for.", yes=yes)
     with Screen() as screen:
         screen.wait("Deleting them")
         left = client.purge()
-    if left.strays or left.unasked:
-        why = "; ".join(f"{provider}: {reason}" for provider, reason in left.unasked.items()) or "they are still there"
-        raise UserError(f"{format_count(len(left.strays), 'resource')} could not be deleted: {why}", "run it again")
-    click.echo(f"Deleted {format_count(len(found.strays), 'resource')}; nothing is left.")
+    if left.orphans or left.unreachable:
+        why = (
+            "; ".join(f"{provider}: {reason}" for provider, reason in left.unreachable.items())
+            or "they are still there"
+        )
+        raise UserError(f"{format_count(len(left.orphans), 'resource')} could not be deleted: {why}", "run it again")
+    click.echo(f"Deleted {format_count(len(found.orphans), 'resource')}; nothing is left.")

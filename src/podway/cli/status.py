@@ -9,12 +9,12 @@ from podway.cli.choosing import matching
 from podway.cli.options import cluster_names_argument, output_option
 from podway.cli.tables import table
 from podway.quantities import format_ago, format_count, format_duration
-from podway.server.api import ClusterView, StraysReply
+from podway.server.api import ClusterView, OrphansReply
 from podway.server.client import Client
 from podway.task.task import Autostop
 
 HEADERS = ("NAME", "INFRA", "RESOURCES", "STATUS", "AUTOSTOP", "LAUNCHED")
-STRAY_HEADERS = ("RESOURCE", "KIND", "INFRA", "TPU", "STATUS", "MADE")
+ORPHAN_HEADERS = ("RESOURCE", "KIND", "INFRA", "TPU", "STATUS", "MADE")
 MORE_HEADERS = ("USER", "HOSTS", "HEAD_IP", "JOBS", "REASON")
 
 
@@ -40,31 +40,31 @@ def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -
     else:
         click.echo(page(clusters, time.time(), verbose))
     if refresh:
-        click.echo(strays_page(client.strays(), time.time()), err=output == "json")
-    elif overview.strays:
+        click.echo(orphans_page(client.orphans(), time.time()), err=output == "json")
+    elif overview.orphans:
         click.echo(
-            f"{format_count(overview.strays, 'resource')} belong to no cluster. See: podway status --refresh", err=True
+            f"{format_count(overview.orphans, 'resource')} belong to no cluster. See: podway status --refresh", err=True
         )
 
 
-def strays_page(found: StraysReply, now: float) -> str:
+def orphans_page(found: OrphansReply, now: float) -> str:
     """What no cluster accounts for, and who could not be asked."""
-    lines = [f"Could not ask {provider}: {why}" for provider, why in found.unasked.items()]
-    if not found.strays:
+    lines = [f"Could not ask {provider}: {why}" for provider, why in found.unreachable.items()]
+    if not found.orphans:
         return "\n".join(["No resource is without its cluster.", *lines])
     rows = [
         (
-            stray.name,
-            stray.kind,
-            f"{stray.provider}/{stray.zone}" if stray.zone else stray.provider,
-            stray.accelerator_type,
-            stray.condition,
-            format_ago(stray.created, now),
+            orphan.name,
+            orphan.kind,
+            f"{orphan.provider}/{orphan.zone}" if orphan.zone else orphan.provider,
+            orphan.accelerator_type,
+            orphan.condition,
+            format_ago(orphan.created, now),
         )
-        for stray in found.strays
+        for orphan in found.orphans
     ]
     title = "Resources that no cluster accounts for (delete them with: podway down --purge)"
-    return "\n".join([title, table(STRAY_HEADERS, rows), *lines])
+    return "\n".join([title, table(ORPHAN_HEADERS, rows), *lines])
 
 
 def page(clusters: list[ClusterView], now: float, verbose: bool = False) -> str:

@@ -1,7 +1,7 @@
-"""Tells a cluster's head host its rest rule, and again and again that a server is there.
+"""Tells a cluster's head host its idle-shutdown policy, and again and again that a server is there.
 
 While it is told, the server enforces autostop. When it has not been told for a while, the head does it by itself, where the
-provider has a way for it (`SupportsSelfTeardown`, hosts/agent/rest.py).
+provider has a way for it (`SupportsSelfTeardown`, hosts/agent/idle_shutdown.py).
 """
 
 import asyncio
@@ -18,28 +18,28 @@ from podway.providers import Provider, SupportsSelfTeardown
 
 LEAST_SILENCE_S, MOST_SILENCE_S = 30.0, 600.0
 IDLE_S = 30.0
-TOLD_IN_SILENCE = 3  # so often within the silence that would count
+SENT_IN_SILENCE = 3  # so often within the silence that would count
 
 
 class Heartbeat:
     """For one cluster; `beat` is cheap and called at every turn of its controller."""
 
     def __init__(self) -> None:
-        self._told: dict[str, Any] | str | None = "nothing yet"  # another server may have told it a rule
+        self._sent: dict[str, Any] | str | None = "nothing yet"  # another server may have told it a policy
         self._next = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def beat(self, provider: Provider, cluster: Cluster) -> float:
-        """Tell the head if it is time; how long the controller may rest."""
+        """Tell the head if it is time; how long the controller may sleep."""
         if cluster.state is not ClusterState.UP or cluster.goal != "up" or not cluster.hosts:
             return IDLE_S
-        rule, now = rest_rule(provider, cluster), time.monotonic()
-        pause = silence(cluster) / TOLD_IN_SILENCE if rule is not None else IDLE_S
-        if (rule != self._told or (rule is not None and now >= self._next)) and (
+        policy, now = shutdown_policy(provider, cluster), time.monotonic()
+        pause = silence(cluster) / SENT_IN_SILENCE if policy is not None else IDLE_S
+        if (policy != self._sent or (policy is not None and now >= self._next)) and (
             self._task is None or self._task.done()
         ):
-            self._told, self._next = rule, now + pause
-            self._task = asyncio.create_task(_tell(provider, cluster, rule))
+            self._sent, self._next = policy, now + pause
+            self._task = asyncio.create_task(_send(provider, cluster, policy))
         return pause
 
     def close(self) -> None:
@@ -54,26 +54,26 @@ def silence(cluster: Cluster) -> float:
     return min(MOST_SILENCE_S, max(LEAST_SILENCE_S, idle))
 
 
-def rest_rule(provider: Provider, cluster: Cluster) -> dict[str, Any] | None:
-    """What the head is told; None where there is no rule, or no way to follow it."""
-    rest = cluster.autostop
-    if rest is None or not isinstance(provider, SupportsSelfTeardown):
+def shutdown_policy(provider: Provider, cluster: Cluster) -> dict[str, Any] | None:
+    """What the head is told; None where there is no policy, or no way to follow it."""
+    autostop = cluster.autostop
+    if autostop is None or not isinstance(provider, SupportsSelfTeardown):
         return None
-    way = provider.self_teardown(cluster.name, cluster.order, down=rest.down)
+    way = provider.self_teardown(cluster.name, cluster.order, down=autostop.down)
     if way is None:
         return None
     return {
-        "idle_s": rest.idle_minutes * 60,
+        "idle_s": autostop.idle_minutes * 60,
         "silence_s": silence(cluster),
-        "shell": shell_key(cluster) if rest.wait_for == "jobs_and_ssh" else "",
+        "shell": shell_key(cluster) if autostop.wait_for == "jobs_and_ssh" else "",
         **msgspec.to_builtins(way),
     }
 
 
-async def _tell(provider: Provider, cluster: Cluster, rule: dict[str, Any] | None) -> None:
+async def _send(provider: Provider, cluster: Cluster, policy: dict[str, Any] | None) -> None:
     session = HostSession(provider, cluster.hosts[0])
     try:
         with contextlib.suppress(ProviderError):
-            await session.call("idle_shutdown", policy=rule, patience=5.0)
+            await session.call("idle_shutdown", policy=policy, patience=5.0)
     finally:
         session.link.close()

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from podway.control.controller import Controller, Parts
@@ -44,8 +45,10 @@ def _start_time(pid: int) -> str:
 class Reconciler:
     """Keeps one controller for each cluster this server may drive."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, publish: Callable[[str], None]) -> None:
         self.parts = parts
+        self.publish = publish  # told of every cluster that another server wrote to
+        self._last_event = 0
         self.controllers: dict[str, tuple[Controller, asyncio.Task[None]]] = {}
         self.nudge = asyncio.Event()
         self._pulse: dict[str, tuple[int, int, int]] = {}
@@ -75,12 +78,16 @@ class Reconciler:
                 await asyncio.wait_for(self.nudge.wait(), POLL_S)
 
     async def _notice(self) -> None:
-        """Wake the controllers whose rows changed: another server may have written them."""
-        pulse = await asyncio.to_thread(self.parts.store.pulse)
-        for cluster_id, mark in pulse.items():
-            if self._pulse.get(cluster_id) != mark and cluster_id in self.controllers:
-                self.controllers[cluster_id][0].wake.set()
+        """Wake the controllers whose rows changed, and tell who waits for them: another server may have written them."""
+        store = self.parts.store
+        pulse = await asyncio.to_thread(store.pulse)
+        changed = {key for key in pulse.keys() | self._pulse.keys() if pulse.get(key) != self._pulse.get(key)}
+        for cluster_id in changed & self.controllers.keys():
+            self.controllers[cluster_id][0].wake.set()
         self._pulse = pulse
+        self._last_event, with_events = await asyncio.to_thread(store.clusters_with_events, self._last_event)
+        for cluster_id in changed | with_events:
+            self.publish(cluster_id)
 
     async def _claim_all(self) -> None:
         store, me = self.parts.store, self.parts.owner

@@ -32,6 +32,15 @@ UPDATE_TRIES = 50
 EVENTS_KEPT = 2000  # for each cluster; older ones are dropped as new ones come
 
 
+class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One token of one person; of the token itself only a digest is kept."""
+
+    digest: str
+    user: str
+    admin: bool
+    created: float
+
+
 class Stale(Exception):
     """The row changed since it was read, or is no longer ours."""
 
@@ -341,6 +350,15 @@ class Store:
             rows = db.execute(query).all()
         return [msgspec.structs.replace(from_json(row.body, Event), id=row.id) for row in rows]
 
+    def clusters_with_events(self, after: int) -> tuple[int, set[str]]:
+        """The latest event id, and which clusters have events between `after` and it; none at the first look (0)."""
+        with self.reader.connect() as db:
+            last = int(db.execute(sa.select(sa.func.max(events.c.id))).scalar() or 0)
+            if after in (0, last):
+                return last, set()
+            found = db.execute(sa.select(events.c.cluster_id).where(events.c.id > after).distinct())
+            return last, {row[0] for row in found}
+
     # tries to get hosts
 
     def tries(self) -> dict[Place, PlaceRecord]:
@@ -379,27 +397,21 @@ class Store:
         """A new token for a person; only its digest is kept."""
         token = "pw_" + secrets.token_urlsafe(32)
         with self.engine.begin() as db:
-            db.execute(sa.insert(tokens).values(digest=_digest(token), user=user, created=time.time(), admin=admin))
+            db.execute(
+                sa.insert(tokens).values(digest=token_digest(token), user=user, created=time.time(), admin=admin)
+            )
         return token
 
-    def user_of(self, token: str) -> tuple[str, bool] | None:
-        """(user, admin) of a token, or None."""
+    def tokens(self) -> list[TokenRow]:
+        """Every token, oldest first."""
         with self.reader.connect() as db:
-            row = db.execute(sa.select(tokens.c.user, tokens.c.admin).where(tokens.c.digest == _digest(token))).first()
-        return None if row is None else (row[0], bool(row[1]))
+            rows = db.execute(sa.select(tokens).order_by(tokens.c.created)).all()
+        return [TokenRow(digest=row.digest, user=row.user, admin=bool(row.admin), created=row.created) for row in rows]
 
     def revoke(self, user: str) -> int:
         """Forget every token of a person."""
         with self.engine.begin() as db:
             return int(db.execute(sa.delete(tokens).where(tokens.c.user == user)).rowcount)
-
-    def users(self) -> list[tuple[str, bool, float]]:
-        """(user, admin, created) of every token."""
-        with self.reader.connect() as db:
-            return [
-                (row.user, bool(row.admin), row.created)
-                for row in db.execute(sa.select(tokens).order_by(tokens.c.created))
-            ]
 
 
 def sqlite_url(path: Path) -> str:
@@ -407,7 +419,8 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def _digest(token: str) -> str:
+def token_digest(token: str) -> str:
+    """What is kept of a token."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 

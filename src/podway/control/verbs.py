@@ -1,6 +1,6 @@
-"""What a person can ask for. Each verb checks, writes the wish into the store, and wakes the cluster's controller.
+"""What a person can ask for. Each verb checks, writes what is wanted into the store, and wakes the cluster's controller.
 
-Nothing here waits for a host or a cloud: the row is written before anything is done, so that whatever happens next, what was
+Nothing here waits for a host or a cloud: intent is persisted before anything is done, so that whatever happens next, what was
 begun is known. The controllers in `reconcile.py` do the doing.
 """
 
@@ -13,9 +13,9 @@ import msgspec
 
 from podway import crash
 from podway.control import transitions
+from podway.control.capability_check import remarks
 from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
-from podway.control.fitness import remarks
 from podway.control.provisioning import begin_attempt
 from podway.control.records import CapacitySearch, Cluster, ClusterState, Event, Job, JobState, default_name
 from podway.control.store import AlreadyEnded, Stale, Store
@@ -28,6 +28,7 @@ from podway.provider_table import row_of, simulated_names
 from podway.providers import Offer, Provider, Request, refuse_stop
 from podway.task.task import Autostop, Task, without_secrets
 
+JOB_NUMBER = re.compile(r"[0-9]{1,9}")  # more does not fit the column
 NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$")
 
 
@@ -113,7 +114,7 @@ class Control:
         crash.point("launch.job-row")
         autostop = request.options.autostop or request.task.autostop
         if autostop is not None and autostop != cluster.autostop:
-            # After the job: an idle cluster with a short rest would otherwise be gone before its job came.
+            # After the job: an idle cluster with a short autostop would otherwise be gone before its job came.
             cluster = self._change(cluster, "autostop set", lambda row: transitions.set_autostop(row, autostop))
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=number, created=created)
@@ -122,7 +123,7 @@ class Control:
         self, name: str, task: Task, files: tuple[FileTree, ...], user: str, request_id: str | None = None
     ) -> Launched:
         """Queue a task on a cluster that is up: no setup."""
-        cluster = self._live(name)
+        cluster = self.find_cluster(name, live=True)
         if cluster.goal != "up":
             raise UserError(
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
@@ -134,8 +135,8 @@ class Control:
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False, notes=notes)
 
     def run_everywhere(self, name: str, command: str, user: str, request_id: str | None = None) -> Launched:
-        """A command on every host at once, beside the queue: it does not wait for the chips and does not hold them."""
-        cluster = self._live(name)
+        """A command on every host at once, bypassing the queue: it does not wait for the chips and does not hold them."""
+        cluster = self.find_cluster(name, live=True)
         if cluster.goal != "up":
             raise UserError(
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
@@ -149,13 +150,10 @@ class Control:
 
     def cancel(self, name: str, numbers: tuple[int, ...] = (), *, every: bool = False) -> list[int]:
         """Cancel these jobs, or all, or the latest that has not ended."""
-        cluster = self._live(name)
+        cluster = self.find_cluster(name, live=True)
         open_jobs = self.store.jobs(cluster.id, open_only=True)
-        if numbers:
-            known = {job.number for job in self.store.jobs(cluster.id, limit=100_000)}
-            missing = sorted(set(numbers) - known)
-            if missing:
-                raise UserError(f"cluster {name} has no job {missing[0]}", f"see: podway queue {name}", status=404)
+        for number in numbers:
+            self.find_job(name, number)
         chosen = [job for job in open_jobs if every or job.number in numbers]
         if not numbers and not every:
             chosen = open_jobs[-1:]
@@ -167,7 +165,7 @@ class Control:
 
     def stop(self, name: str) -> Cluster:
         """Stop the hosts, keep their disks."""
-        cluster = self._live(name)
+        cluster = self.find_cluster(name, live=True)
         refusal = refuse_stop(self.provider(cluster.order.provider), cluster.order)
         if refusal:
             raise UserError(
@@ -183,13 +181,13 @@ class Control:
 
     def start(self, name: str) -> Cluster:
         """Start a stopped cluster."""
-        cluster = self._bring_up(self._live(name))
+        cluster = self._bring_up(self.find_cluster(name, live=True))
         self.wake(cluster.id)
         return cluster
 
     def down(self, name: str) -> Cluster:
         """Delete the cluster and everything it made."""
-        cluster = self._live(name)
+        cluster = self.find_cluster(name, live=True)
         if cluster.goal != "gone":
             cluster = self._change(cluster, "is being taken down", transitions.request_down)
             crash.point("down.marked")
@@ -198,7 +196,7 @@ class Control:
 
     def set_autostop(self, name: str, autostop: Autostop | None) -> Cluster:
         """Set or clear it; the idle time counts from now."""
-        cluster = self._live(name)
+        cluster = self.find_cluster(name, live=True)
         text = "autostop off" if autostop is None else f"autostop after {autostop.idle_minutes:g} idle min"
         if autostop is not None and not autostop.down:
             refusal = refuse_stop(self.provider(cluster.order.provider), cluster.order)
@@ -208,8 +206,6 @@ class Control:
         cluster = self._change(cluster, text, lambda row: transitions.set_autostop(row, autostop, now))
         self.wake(cluster.id)
         return cluster
-
-    # the inside
 
     def _name(self, name: str | None, user: str) -> str:
         if name is None:
@@ -221,13 +217,26 @@ class Control:
             )
         return name
 
-    def _live(self, name: str) -> Cluster:
-        cluster = self.store.find(name)
+    # finding
+
+    def find_cluster(self, name: str, *, live: bool = False) -> Cluster:
+        """The cluster of that name: the live one, or (unless `live`) the latest that had it."""
+        cluster = self.store.find(name) or (None if live else self.store.find(name, gone=True))
         if cluster is None:
             names = ", ".join(c.name for c in self.store.live_clusters()[:8])
-            hint = f"clusters there are: {names}" if names else "there are none; make one with: podway launch"
+            hint = f"existing clusters: {names}" if names else "there are none; create one with: podway launch"
             raise UserError(f"there is no cluster {name!r}", hint, status=404)
         return cluster
+
+    def find_job(self, name: str, number: str | int) -> tuple[Cluster, Job]:
+        """A cluster and one of its jobs, whose number may be as a person typed it."""
+        cluster, text = self.find_cluster(name), str(number)
+        job = self.store.job(cluster.id, int(text)) if JOB_NUMBER.fullmatch(text) else None
+        if job is None:
+            raise UserError(f"cluster {name} has no job {text}", f"see: podway queue {name}", status=404)
+        return cluster, job
+
+    # the inside
 
     def _choose(self, request: LaunchRequest) -> Choice:
         return choose(

@@ -31,7 +31,7 @@ class ExecBody(Body, frozen=True):
 
 
 class RunBody(Body, frozen=True):
-    """A command to run on every host at once, beside the queue."""
+    """A command to run on every host at once, bypassing the queue."""
 
     command: str
     request_id: str | None = None
@@ -45,7 +45,7 @@ class CancelBody(Body, frozen=True):
 
 
 class AutostopBody(Body, frozen=True):
-    """The rest rule to set; null clears it."""
+    """The autostop policy to set; null clears it."""
 
     autostop: Autostop | None
 
@@ -180,13 +180,13 @@ class ClusterView(Reply, frozen=True):
 
 
 class ClustersReply(Reply, frozen=True):
-    """Clusters, oldest first; and how many strays the last look found."""
+    """Clusters, oldest first; and how many orphans the last look found."""
 
     clusters: list[ClusterView]
-    strays: int = 0
+    orphans: int = 0
 
 
-class StrayView(Reply, frozen=True):
+class OrphanView(Reply, frozen=True):
     """A resource in a cloud that carries this Podway's mark, and that no cluster accounts for."""
 
     provider: str
@@ -200,11 +200,12 @@ class StrayView(Reply, frozen=True):
     hourly_cost: float | None
 
 
-class StraysReply(Reply, frozen=True):
-    """The strays there are, and which providers could not be asked."""
+class OrphansReply(Reply, frozen=True):
+    """The orphans there are, and which providers could not be asked."""
 
-    strays: list[StrayView]
-    unasked: dict[str, str] = {}
+    orphans: list[OrphanView]
+    unreachable: dict[str, str] = {}
+    purging: bool = False  # their deletion goes on
 
 
 class JobsReply(Reply, frozen=True):

@@ -1,17 +1,16 @@
 """The HTTP face: a Starlette application over the table of routes.
 
-Each request is authenticated by its bearer token, decoded strictly, handed to its function in a thread, and encoded. A UserError
-becomes its status with `{"error": {what, hint}}`; anything else is logged and answered as a 500 that names the log.
+Each request is authenticated by its bearer token (from memory), decoded strictly, handed to its function where that is to run, and
+encoded. A UserError becomes its status with `{"error": {what, hint}}`; anything else is logged and answered as a 500 that names the
+log.
 """
 
-import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -19,10 +18,9 @@ from starlette.routing import Route as StarletteRoute
 
 from podway.decoding import json_decoder
 from podway.errors import ProviderError, UserError
-from podway.extras import explain
 from podway.server import api, openapi
-from podway.server.routes import ROUTES, Call, Caller, Route, Services
-from podway.server.streams import Streams
+from podway.server.routes import ROUTES
+from podway.server.routing import ApiCall, Caller, Route, Services, Stream, read_query
 
 log = logging.getLogger("podway.server")
 MOST_BODY = 64 << 20  # a launch body carries manifests' names only; contents go as packs
@@ -31,7 +29,7 @@ encode = msgspec.json.Encoder().encode
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(services: Services, streams: Streams) -> Starlette:
+def make_app(services: Services) -> Starlette:
     """All routes, with one error boundary around each."""
 
     async def show_openapi(request: Request) -> Response:
@@ -41,38 +39,37 @@ def make_app(services: Services, streams: Streams) -> Starlette:
         return _json({"status": "ok"})
 
     routes = [StarletteRoute(row.path, _endpoint(services, row), methods=[row.method]) for row in ROUTES]
-    routes += [
-        StarletteRoute(path, _guarded(services, function), methods=[method])
-        for method, path, function in streams.table()
-    ]
     routes += [StarletteRoute("/openapi.json", show_openapi), StarletteRoute("/healthz", health)]
     handlers: dict[Any, Any] = {HTTPException: _http_error}
     return Starlette(routes=routes, exception_handlers=handlers)
 
 
 def _endpoint(services: Services, row: Route) -> Endpoint:
-    decoder: msgspec.json.Decoder[Any] | None = json_decoder(row.body) if row.body is not None else None
+    typed = row.body is not None and not isinstance(row.body, Stream)
+    decoder: msgspec.json.Decoder[Any] | None = json_decoder(row.body) if typed else None  # type: ignore[arg-type]
 
-    async def handle(request: Request, caller: Caller) -> Response:
+    async def answer(request: Request) -> Response:
+        caller = await _authenticate(services, request)
         if row.admin and not caller.admin:
             raise UserError(f"{caller.user} may not do this", "ask an administrator of this server", status=403)
-        body = decoder.decode(await _read(request)) if decoder is not None else None
-        call = Call(
+        call = ApiCall(
             services=services,
             caller=caller,
             path=dict(request.path_params),
-            query=dict(request.query_params),
-            body=body,
+            query=read_query(row, dict(request.query_params)),
+            body=decoder.decode(await _read(request)) if decoder is not None else None,
+            request=request,
         )
-        return _json(await run_in_threadpool(row.function, call))
+        result = await row.run(call)
+        return result if isinstance(result, Response) else _json(result)
 
-    return _guarded(services, handle)
+    return _guarded(answer)
 
 
-def _guarded(services: Services, handle: Callable[[Request, Caller], Awaitable[Response]]) -> Endpoint:
+def _guarded(answer: Endpoint) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
-            return await handle(request, await run_in_threadpool(_authenticate, services, request))
+            return await answer(request)
         except UserError as error:
             return _error(error.status, error.what, error.hint)
         except msgspec.ValidationError as error:
@@ -83,10 +80,7 @@ def _guarded(services: Services, handle: Callable[[Request, Caller], Awaitable[R
             return _error(503, str(error), "try again in a moment")
         except ClientDisconnect:
             return Response(status_code=400)
-        except Exception as error:
-            known = explain(error, "this request", where="on the server")
-            if known is not None:
-                return _error(501, known.what, known.hint)
+        except Exception:
             log.exception("%s %s", request.method, request.url.path)
             return _error(500, "Podway itself failed", "the server's log tells more: podway server logs")
 
@@ -102,23 +96,21 @@ async def _read(request: Request) -> bytes:
     return bytes(data)
 
 
-def _authenticate(services: Services, request: Request) -> Caller:
+async def _authenticate(services: Services, request: Request) -> Caller:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not token:
-        raise UserError("this server wants a token", "run: podway login URL", status=401)
-    if hmac.compare_digest(token.encode("utf-8", "replace"), services.local_token.encode()):
-        return Caller(user=services.local_user, admin=True)
-    known = services.store.user_of(token)
+        raise UserError("token required", "run: podway login URL", status=401)
+    known = await services.tokens.find(token)
     if known is None:
         raise UserError("this token is not known here", "ask for a new one, then: podway login URL", status=401)
-    return Caller(user=known[0], admin=known[1])
+    return Caller(user=known.user, admin=known.admin)
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     if error.status_code == 404:
         return _error(404, f"there is nothing at {request.url.path}", "see /openapi.json")
     if error.status_code == 405:
-        return _error(405, f"{request.method} is not for {request.url.path}", "see /openapi.json")
+        return _error(405, f"{request.url.path} has no {request.method}", "see /openapi.json")
     return _error(error.status_code, str(error.detail), "")
 
 

@@ -281,13 +281,15 @@ class Client:
         query = _query({"rank": rank, "command": command})
         return self._call("GET", f"{_at(cluster)}/shell?{query}", api.ShellReply)
 
-    def strays(self, *, look: bool = True) -> api.StraysReply:
+    def orphans(self, *, look: bool = True) -> api.OrphansReply:
         """Resources of this Podway that no cluster accounts for: asked of every provider now, or as last seen."""
-        return self._call("GET", f"/v1/strays?look={'true' if look else 'false'}", api.StraysReply)
+        return self._call("GET", f"/v1/orphans?look={'true' if look else 'false'}", api.OrphansReply)
 
-    def purge(self) -> api.StraysReply:
+    def purge(self) -> api.OrphansReply:
         """Delete those resources; what is still there afterwards."""
-        return self._call("DELETE", "/v1/strays", api.StraysReply)
+        while (reply := self._call("DELETE", "/v1/orphans", api.OrphansReply)).purging:
+            continue
+        return reply
 
     # the server
 

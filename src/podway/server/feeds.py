@@ -1,6 +1,6 @@
 """Where the output of a job's ranks comes from: their hosts while an attempt runs, the archive afterwards.
 
-A job has attempts, an attempt has phases, and each has a label (`run`, `run-2`); a `RankFeed` goes through them in order for the log
+A job has attempts, an attempt has phases, and each has a label (`run`, `run-2`); a `JobRankFeed` goes through them in order for the log
 driver, and finds where the last lines begin without reading what is before them.
 """
 
@@ -15,20 +15,22 @@ from podway.control.fleet import HostSession
 from podway.control.records import Cluster, Job, JobState, phase_label, phase_of
 from podway.errors import ProviderError
 from podway.hosts.logs.follow import Chunk
-from podway.server.routes import Services
+from podway.server.routing import Services
 
 READ = 1 << 18
 TAIL_WINDOW = 1 << 16  # how far from the end the last lines are looked for at first
 
 
 class Watched(Protocol):
-    """A job that is followed: its rows are kept fresh, and `moved` is set when they changed."""
+    """A job that is followed: its rows are kept fresh."""
 
     services: Services
     cluster: Cluster
     job: Job
     keep: bool
-    moved: asyncio.Event
+
+    async def changed(self, timeout: float) -> None:
+        """Until the rows are others, or the time is over."""
 
 
 def width(cluster: Cluster, job: Job) -> int:
@@ -99,7 +101,7 @@ class Feed:
             self._session.link.close()
 
 
-class RankFeed:
+class JobRankFeed:
     """A rank's phases in order, attempt after attempt, for the log driver."""
 
     def __init__(self, watcher: Watched, rank: int) -> None:
@@ -165,9 +167,7 @@ class RankFeed:
         if attempt < job.attempt.number or (name == "setup" and phase_label("run", attempt) in job.attempt.pids):
             return Chunk(data=b"", times=[], next=offset, ended=True)
         if wait:
-            with contextlib.suppress(TimeoutError):
-                watcher.moved.clear()
-                await asyncio.wait_for(watcher.moved.wait(), min(wait, 1.0))
+            await watcher.changed(wait)
         return Chunk(data=b"", times=[], next=offset)
 
     def close(self) -> None:

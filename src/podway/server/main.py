@@ -21,6 +21,7 @@ import secrets
 import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import uvicorn
@@ -28,9 +29,9 @@ import uvicorn
 from podway.control.archive import Archive
 from podway.control.controller import Parts
 from podway.control.housekeeping import keep_tidy
+from podway.control.orphans import OrphanScanner
 from podway.control.reconcile import Reconciler, owner_name
 from podway.control.store import open_store, sqlite_url
-from podway.control.strays import Strays
 from podway.control.vault import SecretVault
 from podway.control.verbs import Control
 from podway.errors import UserError
@@ -38,12 +39,15 @@ from podway.home import home
 from podway.hosts.blobs import BlobStore
 from podway.providers import ProviderSet
 from podway.server.app import make_app
-from podway.server.notify import Notifier
-from podway.server.routes import Services
-from podway.server.streams import Streams
+from podway.server.notify import LiveRows, Notifier
+from podway.server.routing import Services
+from podway.server.tokens import TokenCache
 from podway.version import __version__
 
 log = logging.getLogger("podway.server")
+# Three kinds of work in threads of their own, so that none waits for another: answers (database only), requests that may ask a
+# cloud, and what the controllers do.
+QUICK_THREADS, SLOW_THREADS, BACKGROUND_THREADS = 8, 32, 32
 REFUSED = 2  # the exit code of a server that cannot run as it is asked to; 1: another one runs already
 
 
@@ -84,7 +88,10 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     token = secrets.token_urlsafe(32)
     notifier = Notifier(asyncio.get_running_loop())
     store = open_store(options.db or os.environ.get("PODWAY_DB", "") or sqlite_url(place / "podway.db"))
-    store.written = notifier.tell
+    store.written = notifier.publish
+    quick = ThreadPoolExecutor(QUICK_THREADS, "quick")
+    slow = ThreadPoolExecutor(SLOW_THREADS, "slow")
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(BACKGROUND_THREADS, "background"))
     provider = ProviderSet(place)
     blobs, archive = BlobStore(place / "blobs"), Archive(place / "logs")
     vault = SecretVault(place / "secret.key")
@@ -98,24 +105,30 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         cache_dir=str(cache),
         owner=owner_name(),
     )
-    reconciler = Reconciler(parts)
+    reconciler = Reconciler(parts, notifier.publish)
     control = Control(store=store, vault=vault, provider=provider, wake=reconciler.wake, usual=provider.usual)
-    strays = Strays(store, provider, asyncio.get_running_loop())
+    orphans = OrphanScanner(store, provider)
+    tokens = TokenCache(store, token, getpass.getuser())
+    tokens.reload()
     services = Services(
         control=control,
         store=store,
         blobs=blobs,
         archive=archive,
         provider=provider,
-        strays=strays,
-        local_token=token,
-        local_user=getpass.getuser(),
+        orphans=orphans,
+        tokens=tokens,
+        notifier=notifier,
+        rows=LiveRows(store, notifier, quick),
+        quick=quick,
+        slow=slow,
     )
-    app = make_app(services, Streams(services, notifier))
+    app = make_app(services)
     listener = _listen(options.host, options.port)
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    async with _background(reconciler.run(), keep_tidy(store, blobs, archive), strays.keep_looking()):
+    background = (reconciler.run(), keep_tidy(store, blobs, archive), orphans.keep_scanning(), tokens.keep_fresh())
+    async with _background(*background):
         _announce(place, options.host, listener.getsockname()[1], token)
         await server.serve(sockets=[listener])
 

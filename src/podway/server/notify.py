@@ -1,28 +1,87 @@
-"""Tells waiting streams that something about a cluster was written, so that they need not ask again and again."""
+"""Waiting for a change, and reading it once: what makes thousands of open requests cost nothing while nothing happens.
+
+`Notifier` counts the writes to each cluster (its *tick*). Whoever waits remembers the tick it has read up to and sleeps until the
+count has moved, so a write between the read and the sleep is never missed and nobody polls. `LiveRows` reads rows for all who
+wait: however many ask after a write, the database is read once.
+"""
 
 import asyncio
 import collections
 import contextlib
+from collections.abc import Callable, Hashable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from podway.control.records import Cluster, Event, Job
+from podway.control.store import Store
+
+T = TypeVar("T")
+ROWS_KEPT = 10_000
 
 
 class Notifier:
-    """One event for each cluster, renewed at every write."""
+    """A count and an event for each cluster; the event is renewed at every write."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._ticks: dict[str, int] = collections.defaultdict(int)
         self._events: dict[str, asyncio.Event] = collections.defaultdict(asyncio.Event)
 
-    def tell(self, cluster_id: str) -> None:
-        """From any thread."""
+    def publish(self, cluster_id: str) -> None:
+        """Something about this cluster was written; from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closing
             self._loop.call_soon_threadsafe(self._fire, cluster_id)
 
     def _fire(self, cluster_id: str) -> None:
+        self._ticks[cluster_id] += 1
         event = self._events.pop(cluster_id, None)
         if event is not None:
             event.set()
 
-    async def wait(self, cluster_id: str, timeout: float) -> None:
-        """Until the next write, or the time is over (another server's writes are seen that way)."""
+    def tick(self, cluster_id: str) -> int:
+        """How many writes there were."""
+        return self._ticks[cluster_id]
+
+    async def wait(self, cluster_id: str, seen: int, timeout: float) -> None:
+        """Until there is a write after the tick `seen`, or the time is over."""
+        if self._ticks[cluster_id] != seen or timeout <= 0:
+            return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._events[cluster_id].wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._events[cluster_id].wait()
+
+
+class LiveRows:
+    """Rows as they are after the last write."""
+
+    def __init__(self, store: Store, notifier: Notifier, executor: Executor) -> None:
+        self._store = store
+        self._notifier = notifier
+        self._executor = executor
+        self._read: collections.OrderedDict[Hashable, tuple[int, asyncio.Future[Any]]] = collections.OrderedDict()
+
+    async def cluster(self, cluster_id: str) -> Cluster | None:
+        """By id."""
+        return await self._once(cluster_id, ("cluster", cluster_id), lambda: self._store.cluster(cluster_id))
+
+    async def job(self, cluster_id: str, number: int) -> Job | None:
+        """By number."""
+        return await self._once(cluster_id, ("job", cluster_id, number), lambda: self._store.job(cluster_id, number))
+
+    async def events(self, cluster_id: str, after: int) -> list[Event]:
+        """Those after an event id."""
+        key = ("events", cluster_id, after)
+        return await self._once(cluster_id, key, lambda: self._store.events(cluster_id, after))
+
+    async def _once(self, cluster_id: str, key: Hashable, read: Callable[[], T]) -> T:
+        # The tick is taken before the read: what is kept under it is never older than it says.
+        tick = self._notifier.tick(cluster_id)
+        known = self._read.get(key)
+        if known is None or known[0] != tick or (known[1].done() and (known[1].cancelled() or known[1].exception())):
+            known = (tick, asyncio.get_running_loop().run_in_executor(self._executor, read))
+            self._read[key] = known
+            self._read.move_to_end(key)
+            if len(self._read) > ROWS_KEPT:
+                self._read.popitem(last=False)
+        found: T = await asyncio.shield(known[1])
+        return found

@@ -5,9 +5,9 @@ import time
 import msgspec
 
 from podway.catalog.slices import find_slice
+from podway.control.orphans import OrphanReport
 from podway.control.records import Cluster, Event, Job
-from podway.control.strays import Look
-from podway.control.verbs import Preview
+from podway.control.verbs import Launched, Preview
 from podway.order import Order
 from podway.provider_table import row_of
 from podway.server.api import (
@@ -16,10 +16,11 @@ from podway.server.api import (
     EventView,
     ExitView,
     JobView,
+    LaunchReply,
     OfferView,
+    OrphansReply,
+    OrphanView,
     PreviewReply,
-    StraysReply,
-    StrayView,
 )
 
 
@@ -90,15 +91,22 @@ def job_view(cluster: Cluster, job: Job) -> JobView:
     )
 
 
+def launched_view(done: Launched) -> LaunchReply:
+    """As it is."""
+    return LaunchReply(
+        cluster=done.cluster, cluster_id=done.cluster_id, job=done.job, created=done.created, notes=list(done.notes)
+    )
+
+
 def event_view(event: Event) -> EventView:
     """As stored."""
     return EventView(id=event.id, time=event.time, job=event.job, kind=event.kind, text=event.text, detail=event.detail)
 
 
-def strays_view(look: Look) -> StraysReply:
+def orphans_view(look: OrphanReport) -> OrphansReply:
     """What was found, and who could not be asked."""
     rows = [
-        StrayView(
+        OrphanView(
             provider=provider,
             kind=found.kind,
             name=found.name,
@@ -109,9 +117,9 @@ def strays_view(look: Look) -> StraysReply:
             created=found.created,
             hourly_cost=found.hourly_cost,
         )
-        for provider, found in look.strays
+        for provider, found in look.orphans
     ]
-    return StraysReply(strays=rows, unasked=look.unasked)
+    return OrphansReply(orphans=rows, unreachable=look.unreachable)
 
 
 def preview_view(preview: Preview) -> PreviewReply:

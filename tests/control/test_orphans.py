@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from podway.control.orphans import HISTORY, OrphanScanner
 from podway.control.records import ClusterState
 from podway.control.store import Store, open_store, sqlite_url
-from podway.control.strays import HISTORY, Strays
 from podway.errors import ProviderError, UserError
 from podway.providers import OwnedResource, Provider
 from podway.providers.local.provider import LocalProvider
@@ -36,20 +36,20 @@ def test_found_told_once_and_purged(tmp_path: Path, store: Store) -> None:
         return local
 
     async def work() -> None:
-        strays = Strays(store, provider, asyncio.get_running_loop())
+        orphans = OrphanScanner(store, provider)
         for _ in range(2):
-            look = await strays.look(("local",))
-            assert [(name, found.cluster) for name, found in look.strays] == [("local", "lost")]
+            look = await orphans.scan(("local",))
+            assert [(name, found.cluster) for name, found in look.orphans] == [("local", "lost")]
         assert [event.text for event in store.events(HISTORY)] == [
             "local: simulated slice lost in here (deleting) belongs to no cluster: podway down --purge"
         ]
-        assert (await strays.purge()).strays == ()
+        assert (await orphans.purge())[0].orphans == ()
 
     asyncio.run(work())
     assert known.exists() and not lost.exists()
 
 
-def test_a_cluster_made_while_we_look_is_no_stray(tmp_path: Path, store: Store) -> None:
+def test_a_cluster_made_while_we_look_is_no_orphan(tmp_path: Path, store: Store) -> None:
     class Slow(LocalProvider):
         async def list_resources(self) -> list[OwnedResource]:
             left_behind(tmp_path, "demo")
@@ -59,7 +59,7 @@ def test_a_cluster_made_while_we_look_is_no_stray(tmp_path: Path, store: Store) 
 
     async def look() -> int:
         slow = Slow(tmp_path)
-        return len((await Strays(store, lambda name: slow, asyncio.get_running_loop()).look(("local",))).strays)
+        return len((await OrphanScanner(store, lambda name: slow).scan(("local",))).orphans)
 
     assert asyncio.run(look()) == 0
 
@@ -70,10 +70,10 @@ def test_who_cannot_be_asked_is_named_only_if_it_matters(tmp_path: Path, store: 
             raise UserError("no credentials", "log in")
         raise ProviderError("it does not answer")
 
-    async def unasked() -> dict[str, str]:
-        return (await Strays(store, provider, asyncio.get_running_loop()).look(("gcp", "ssh"))).unasked
+    async def unreachable() -> dict[str, str]:
+        return (await OrphanScanner(store, provider).scan(("gcp", "ssh"))).unreachable
 
-    assert asyncio.run(unasked()) == {"ssh": "it does not answer"}
+    assert asyncio.run(unreachable()) == {"ssh": "it does not answer"}
     order = cluster().order
     store.note_try(type(order)(accelerator_type=None, provider="gcp"), True, 1.0)
-    assert asyncio.run(unasked()) == {"gcp": "no credentials", "ssh": "it does not answer"}
+    assert asyncio.run(unreachable()) == {"gcp": "no credentials", "ssh": "it does not answer"}

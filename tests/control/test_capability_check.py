@@ -2,7 +2,7 @@
 
 import pytest
 
-from podway.control.fitness import forecast, remarks
+from podway.control.capability_check import forecast, remarks
 from podway.provider_table import row_of
 from podway.task.task import (
     Bucket,

@@ -1,0 +1,135 @@
+"""The functions of the routes about clusters: launch, look, change, and the orphans that belong to none."""
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from podway.control.heartbeat import shutdown_policy
+from podway.control.records import shell_key
+from podway.errors import UserError
+from podway.hosts.agent.packs import FilesError
+from podway.launch import Launch
+from podway.provider_table import row_of
+from podway.providers import SupportsShell
+from podway.server import api, views
+from podway.server.routing import ApiCall
+from podway.task.task import Task
+
+PURGE_WAIT_S = 45.0  # a client gives up on a silent connection after 90 s
+
+
+def preview(call: ApiCall) -> api.PreviewReply:
+    """What a launch would do, and the exact request; nothing is done."""
+    return views.preview_view(call.services.control.preview(call.body, call.caller.user))
+
+
+def launch(call: ApiCall) -> api.LaunchReply:
+    """Create or reuse a cluster and queue the task on it."""
+    return views.launched_view(call.services.control.launch(call.body, call.caller.user))
+
+
+def clusters(call: ApiCall) -> api.ClustersReply:
+    """Every live cluster; with `past=SECONDS`, also deleted ones that were created since then."""
+    store = call.services.store
+    found = store.live_clusters()
+    if "past" in call.query:
+        found = store.past_clusters(call.query["past"])[::-1] + found
+    counts = store.open_job_counts()
+    shown = [views.cluster_view(c, counts.get(c.id, 0)) for c in found]
+    return api.ClustersReply(clusters=shown, orphans=len(call.services.orphans.last.orphans))
+
+
+def cluster(call: ApiCall) -> api.ClusterView:
+    """One cluster, alive or the latest of that name."""
+    found = call.find_cluster()
+    return views.cluster_view(found, len(call.services.store.jobs(found.id, open_only=True)))
+
+
+def stop(call: ApiCall) -> api.ClusterView:
+    """Stop the hosts, keep their disks."""
+    return views.cluster_view(call.services.control.stop(call.path["cluster"]), 0)
+
+
+def start(call: ApiCall) -> api.ClusterView:
+    """Start a stopped cluster."""
+    return views.cluster_view(call.services.control.start(call.path["cluster"]), 0)
+
+
+def down(call: ApiCall) -> api.ClusterView:
+    """Delete a cluster and everything it created."""
+    return views.cluster_view(call.services.control.down(call.path["cluster"]), 0)
+
+
+def autostop(call: ApiCall) -> api.ClusterView:
+    """Set or clear the autostop policy."""
+    cluster = call.services.control.set_autostop(call.path["cluster"], call.body.autostop)
+    alone = shutdown_policy(call.services.provider(cluster.order.provider), cluster) is not None
+    return msgspec.structs.replace(views.cluster_view(cluster, 0), rests_alone=alone)
+
+
+def events(call: ApiCall) -> api.EventsReply:
+    """A cluster's history after an event id."""
+    found = call.services.store.events(call.find_cluster().id, call.query.get("after", 0))
+    return api.EventsReply(events=[views.event_view(event) for event in found])
+
+
+def shell(call: ApiCall) -> api.ShellReply:
+    """The command that opens a shell on one host, or runs one command there."""
+    found = call.find_cluster()
+    rank = call.query.get("rank", 0)
+    if not found.hosts:
+        raise UserError(
+            f"cluster {found.name} is {found.state.value}: it has no hosts now", "wait until it is UP", status=409
+        )
+    if not 0 <= rank < len(found.hosts):
+        raise UserError(
+            f"cluster {found.name} has no host {rank}", f"hosts are 0 to {len(found.hosts) - 1}", status=404
+        )
+    host, provider = found.hosts[rank], call.services.provider(found.order.provider)
+    if not isinstance(provider, SupportsShell):
+        raise UserError(f"hosts of {provider.name} have no shell", f"use: podway run {found.name} COMMAND", status=409)
+    launch = Launch(
+        job=shell_key(found),
+        number=0,
+        cluster=found.name,
+        task=Task(),
+        order=found.order,
+        hosts=found.hosts,
+        simulated=row_of(provider.name).simulated,
+        user=call.caller.user,
+        submitted=time.time(),
+    )
+    how = provider.shell(host, launch.env_for(host, "run"), call.query.get("command"))
+    return api.ShellReply(argv=list(how.argv), env=how.env, cwd=how.cwd)
+
+
+async def orphans(call: ApiCall) -> api.OrphansReply:
+    """Resources of this Podway that no cluster accounts for: every provider is asked, or with look=false none."""
+    scanner = call.services.orphans
+    return views.orphans_view(await scanner.scan_all() if call.query.get("look", True) else scanner.last)
+
+
+async def purge(call: ApiCall) -> api.OrphansReply:
+    """Delete what no cluster accounts for. While `purging` is true, ask again."""
+    report, purging = await call.services.orphans.purge(PURGE_WAIT_S)
+    return msgspec.structs.replace(views.orphans_view(report), purging=purging)
+
+
+def files_missing(call: ApiCall) -> api.DigestsReply:
+    """Which contents the server does not have yet."""
+    return api.DigestsReply(missing=call.services.blobs.missing(call.body.digests))
+
+
+async def upload(call: ApiCall) -> api.DigestsReply:
+    """Contents into the store, as they come: a pack."""
+    request: Any = call.request
+    try:
+        with call.services.blobs.receiver() as receiver:
+            async for chunk in request.stream():
+                await asyncio.to_thread(receiver.feed, chunk)
+            receiver.close()
+    except FilesError as error:
+        raise UserError(f"the upload is not right: {error}", "run the command again") from None
+    return api.DigestsReply(missing=[])

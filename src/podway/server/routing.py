@@ -1,0 +1,136 @@
+"""What a route of the API is, and what its function is given.
+
+A `Route` says everything about one route: method, path, function, the types of body, query and reply. The server mounts it, the
+OpenAPI document is made from it, and the fuzz test walks it; nothing is said about a route anywhere else.
+
+Functions come in three kinds. A plain function runs in the threads that answer requests and must be quick: it reads or writes the
+database and nothing else. With `slow`, it may ask a cloud, and runs in threads of its own. A coroutine function runs on the loop,
+and waits there for as long as it likes.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from podway.control.archive import Archive
+from podway.control.orphans import OrphanScanner
+from podway.control.records import Cluster, Job
+from podway.control.store import Store
+from podway.control.verbs import Control
+from podway.errors import UserError
+from podway.hosts.blobs import BlobStore
+from podway.providers import Provider
+from podway.server.notify import LiveRows, Notifier
+from podway.server.tokens import TokenCache
+
+T = TypeVar("T")
+LARGEST = 1e12
+
+
+class Services(msgspec.Struct, frozen=True, kw_only=True):
+    """What the functions work with."""
+
+    control: Control
+    store: Store
+    blobs: BlobStore
+    archive: Archive
+    provider: Callable[[str], Provider]
+    orphans: OrphanScanner
+    tokens: TokenCache
+    notifier: Notifier
+    rows: LiveRows
+    quick: Executor
+    slow: Executor
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks."""
+
+    user: str
+    admin: bool
+
+
+class ApiCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, decoded; `request` is for those that stream."""
+
+    services: Services
+    caller: Caller
+    path: dict[str, str]
+    query: dict[str, Any] = {}
+    body: Any = None
+    request: Request | None = None
+
+    def find_cluster(self) -> Cluster:
+        """The cluster of the path: the live one of that name, or the latest that had it."""
+        return self.services.control.find_cluster(self.path["cluster"])
+
+    def find_job(self) -> tuple[Cluster, Job]:
+        """The cluster and the job of the path."""
+        return self.services.control.find_job(self.path["cluster"], self.path["job"])
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """A quick read, for functions that run on the loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.services.quick, function)
+
+
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
+    """A body or reply that is not one JSON document: its media type, and the type of each line where it has lines."""
+
+    media_type: str
+    lines: type | None = None
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table."""
+
+    method: str
+    path: str
+    function: Callable[[ApiCall], Any]
+    summary: str
+    reply: type | Stream
+    body: type | Stream | None = None
+    query: dict[str, type] = {}
+    admin: bool = False
+    slow: bool = False
+
+    async def run(self, call: ApiCall) -> Any:
+        """The function's result, from where it is to run."""
+        if inspect.iscoroutinefunction(self.function):
+            work: Awaitable[Any] = self.function(call)
+            return await work
+        executor = call.services.slow if self.slow else call.services.quick
+        return await asyncio.get_running_loop().run_in_executor(executor, self.function, call)
+
+
+def read_query(route: Route, given: dict[str, str]) -> dict[str, Any]:
+    """The parameters the route knows, as their types; others are ignored, as is one without a value."""
+    return {name: _value(name, given[name], kind) for name, kind in route.query.items() if given.get(name)}
+
+
+def _value(name: str, text: str, kind: type) -> Any:
+    if kind is str:
+        return text
+    if kind is bool:
+        if text not in ("true", "false", "1", "0"):
+            raise UserError(f"{name}={text!r} is not true or false", f"give {name}=true or {name}=false")
+        return text in ("true", "1")
+    if kind is int:
+        if not (text.isascii() and text.isdigit()) or len(text) > 12:
+            raise UserError(f"{name}={text!r} is not a whole number", f"give {name} as digits")
+        return int(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not abs(number) < LARGEST:
+        raise UserError(f"{name}={text!r} is not a number", f"give {name} as a plain number")
+    return number
+
+
+__all__ = ["ApiCall", "Caller", "Response", "Route", "Services", "Stream", "read_query"]

@@ -1,0 +1,58 @@
+"""The application over a real store and the real local provider, without its controllers: for what HTTP answers."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from starlette.testclient import TestClient
+
+from podway.control.archive import Archive
+from podway.control.orphans import OrphanScanner
+from podway.control.store import open_store, sqlite_url
+from podway.control.vault import SecretVault
+from podway.control.verbs import Control
+from podway.hosts.blobs import BlobStore
+from podway.providers import open_provider
+from podway.server.app import make_app
+from podway.server.notify import LiveRows, Notifier
+from podway.server.routing import Services
+from podway.server.tokens import TokenCache
+
+
+@contextlib.contextmanager
+def server_in(place: Path, token: str) -> Iterator[TestClient]:
+    store = open_store(sqlite_url(place / "p.db"))
+    provider = open_provider("local", place)
+    control = Control(
+        store=store,
+        vault=SecretVault(place / "key"),
+        provider=lambda name: open_provider(name, place),
+        wake=lambda _: None,
+    )
+    notifier = Notifier(asyncio.new_event_loop())
+    with ThreadPoolExecutor(4) as quick, ThreadPoolExecutor(4) as slow:
+        services = Services(
+            control=control,
+            store=store,
+            blobs=BlobStore(place / "blobs"),
+            archive=Archive(place / "logs"),
+            provider=lambda name: provider,
+            orphans=OrphanScanner(store, lambda name: provider),
+            tokens=TokenCache(store, token, "ann"),
+            notifier=notifier,
+            rows=LiveRows(store, notifier, quick),
+            quick=quick,
+            slow=slow,
+        )
+        with TestClient(make_app(services), raise_server_exceptions=False) as client:
+            notifier._loop.close()
+            notifier._loop = client.portal.call(_running_loop)  # type: ignore[union-attr]
+            store.written = notifier.publish
+            yield client
+    store.engine.dispose()
+
+
+async def _running_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
