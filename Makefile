@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test system-packages clients lint soak bench bench-scale bench-plan bench-train bench-aot clean
+.PHONY: help setup demo test system-packages clients lint soak bench bench-server bench-scale bench-plan bench-train bench-aot clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ soak: setup  ## The long fuzz, chaos and load runs
 
 bench: setup  ## CPU of the CLI beside sky and dstack, launch and exec overhead, log merging: writes docs/benchmarks.md
 	$(BIN)/python -m tools.bench.spine
+
+bench-server: setup  ## How soon the server answers with 2,000 waiters and 200 log followers open (3 minutes): docs/benchmarks.md
+	$(BIN)/python -m tools.bench.server
 
 bench-scale: setup system-packages  ## As root: 64 namespace hosts over ssh, files against rsync, logs, 1,000 endpoints (25 minutes): docs/benchmarks.md
 	$(BIN)/python -m tools.bench.scale

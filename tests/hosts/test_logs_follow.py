@@ -5,9 +5,11 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from podway.errors import ProviderError
-from podway.hosts.logs.follow import Chunk, Cursor, Options, Renderer, follow
+from podway.hosts.logs.follow import PIECE_BYTES, Chunk, Cursor, LineSource, Options, Renderer, follow, pieces
 
 T = TypeVar("T")
 END_S = 4.0
@@ -331,3 +333,21 @@ def test_on_the_real_clock() -> None:
     assert screen.lines == ["(all 4 hosts) all", "(head, rank=0, pid=100) mine"]
     assert 0.2 <= screen.at[0] - start <= screen.at[1] - start
     assert 0.5 <= screen.at[1] - start < END_S  # before the end, which would bring it out in any case
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40_000), st.integers(1, 9)), max_size=12), st.integers(0, 10**6), st.booleans()
+)
+def test_a_long_chunk_in_pieces_gives_the_same_lines(parts: list[tuple[int, int]], offset: int, ended: bool) -> None:
+    data, times, now = b"", [], 1
+    for length, passed in parts:
+        now += passed
+        data += (b"y" * (length % 97) + b"\n") * (length // 97) + b"z" * (length % 97)
+        times.append([offset + len(data), now])
+    chunk = Chunk(data=data, times=times, next=offset + len(data), ended=ended)
+    whole, cut = LineSource(0, "run", offset), LineSource(0, "run", offset)
+    found = list(pieces(chunk))
+    assert all(len(piece.data) <= PIECE_BYTES for piece in found) and found[-1].ended is ended
+    assert b"".join(piece.data for piece in found) == data and found[-1].next == chunk.next
+    lines = [line for piece in found for line in cut.feed(piece.data, piece.times)] + cut.finish()
+    assert lines == whole.feed(chunk.data, chunk.times) + whole.finish()

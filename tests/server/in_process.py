@@ -17,6 +17,7 @@ from podway.hosts.blobs import BlobStore
 from podway.providers import open_provider
 from podway.server.app import make_app
 from podway.server.notify import LiveRows, Notifier
+from podway.server.pacing import Turns
 from podway.server.routing import Services
 from podway.server.tokens import TokenCache
 
@@ -43,6 +44,7 @@ def server_in(place: Path, token: str) -> Iterator[TestClient]:
             tokens=TokenCache(store, token, "ann"),
             notifier=notifier,
             rows=LiveRows(store, notifier, quick),
+            turns=Turns(),
             quick=quick,
             slow=slow,
         )

@@ -13,9 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
-import msgspec
 from tools.bench import logmerge, peers, report
 
+from podway.control import transitions
 from podway.control.records import Cluster, ClusterState, Event, Job, JobState
 from podway.control.store import open_store, sqlite_url
 from podway.order import Order
@@ -156,11 +156,11 @@ def merge_table() -> str:
 
 
 def _ended(job: Job) -> Job:
-    return msgspec.structs.replace(job, state=JobState.SUCCEEDED, ended=2.0)
+    return transitions.mark_ended(job, JobState.SUCCEEDED, "", 2.0)
 
 
 def _gone(cluster: Cluster) -> Cluster:
-    return msgspec.structs.replace(cluster, state=ClusterState.GONE, ended=2.0)
+    return transitions.mark_gone(cluster, "", 2.0)
 
 
 def main() -> int:

@@ -40,6 +40,7 @@ from podway.hosts.blobs import BlobStore
 from podway.providers import ProviderSet
 from podway.server.app import make_app
 from podway.server.notify import LiveRows, Notifier
+from podway.server.pacing import Turns
 from podway.server.routing import Services
 from podway.server.tokens import TokenCache
 from podway.version import __version__
@@ -120,6 +121,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         tokens=tokens,
         notifier=notifier,
         rows=LiveRows(store, notifier, quick),
+        turns=Turns(),
         quick=quick,
         slow=slow,
     )

@@ -27,6 +27,7 @@ from podway.errors import UserError
 from podway.hosts.blobs import BlobStore
 from podway.providers import Provider
 from podway.server.notify import LiveRows, Notifier
+from podway.server.pacing import Turns
 from podway.server.tokens import TokenCache
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     tokens: TokenCache
     notifier: Notifier
     rows: LiveRows
+    turns: Turns
     quick: Executor
     slow: Executor
 

@@ -22,7 +22,7 @@ from podway.server.routing import Services
 PING_S = 15.0
 REFRESH_S = 60.0  # a write is heard of at once; this is for one that was not
 TAILS_AT_ONCE = 16
-FRAMES_WAITING = 16
+FRAMES_WAITING = 4
 encode = msgspec.json.Encoder().encode
 
 
@@ -164,7 +164,7 @@ class Watcher:
             await self.frames.put(frame)
 
         try:
-            await follow(feeds, renderer, emit, stay=self.keep)
+            await follow(feeds, renderer, emit, stay=self.keep, turn=self.services.turns.take)
         finally:
             for feed in feeds:
                 feed.close()

@@ -6,13 +6,16 @@
    the renderer, which decides what is shown and in which order (`render`, and what it is made of).
 2. One more task takes lines from the renderer when there are any or when the next are due, and hands them to `emit`.
 3. A rank whose lines wait is not read further, so that memory is bounded however long the log and however slow the reader.
-4. A feed that loses its host is asked again, less and less often; nothing is lost or repeated, since reading is by offset.
+4. Work is done in small pieces, and before each the `turn` of the caller is awaited: a server that follows many logs at once lets
+   them take turns, so that it answers others in between.
+5. A feed that loses its host is asked again, less and less often; nothing is lost or repeated, since reading is by offset.
 
 Somebody who comes back brings the `Cursor` of the last lines they were given and goes on from there.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import bisect
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from podway.errors import ProviderError
@@ -45,6 +48,8 @@ WAIT_S = 10.0  # how long a feed may wait for output before it answers that ther
 TICK_S = 0.02  # lines that come closer together than this are printed together
 READ_BYTES = 8 << 20  # asked for at once, all ranks together
 _LEAST_READ, _MOST_READ = 32 << 10, 1 << 20
+PIECE_BYTES = 16 << 10  # pushed at once
+PIECE_LINES = 2048  # taken at once
 _EMPTY_S = 0.2
 _RETRY_S, _RETRY_MOST_S = 0.5, 10.0
 _TRIES_TO_LOOK = 3  # of a reader who does not stay
@@ -69,23 +74,29 @@ class LogFeed(Protocol):
 
 
 Emit = Callable[[list[str]], Awaitable[None]]
+Turn = Callable[[], Awaitable[None]]
+
+
+async def no_turn() -> None:
+    """Whoever follows alone waits for nobody."""
 
 
 async def follow(
-    feeds: Sequence[LogFeed], renderer: Renderer, emit: Emit, *, stay: bool = True
+    feeds: Sequence[LogFeed], renderer: Renderer, emit: Emit, *, stay: bool = True, turn: Turn = no_turn
 ) -> dict[int, ProviderError]:
     """Show the log until every rank has ended (or, not to `stay`, what there is now); answer the ranks that were lost."""
-    return await Follow(feeds, renderer, emit, stay=stay).run()
+    return await Follow(feeds, renderer, emit, stay=stay, turn=turn).run()
 
 
 class Follow:
     """Reads every rank and emits what the renderer shows. `emit` may look at `renderer.cursor`."""
 
-    def __init__(self, feeds: Sequence[LogFeed], renderer: Renderer, emit: Emit, *, stay: bool = True) -> None:
+    def __init__(self, feeds: Sequence[LogFeed], renderer: Renderer, emit: Emit, *, stay: bool, turn: Turn) -> None:
         self._feeds = [feed for feed in feeds if feed.rank in renderer.ranks]
         self._renderer = renderer
         self._emit = emit
         self._stay = stay
+        self._turn = turn
         self._limit = min(_MOST_READ, max(_LEAST_READ, READ_BYTES // max(1, len(self._feeds))))
         self._behind = {feed.rank for feed in self._feeds}  # have not read all that was there when we began
         self._reading = len(self._feeds)
@@ -108,11 +119,12 @@ class Follow:
         """Emit what is to be shown, as soon as it is and not before."""
         while self._reading:
             self._news.clear()
-            lines = self._renderer.take(_now())
+            await self._turn()
+            lines = self._renderer.take(_now(), PIECE_LINES)
             self._room.set()
             if lines:
                 await self._emit(lines)
-                await asyncio.sleep(TICK_S)
+                await asyncio.sleep(TICK_S if len(lines) < PIECE_LINES else 0)
                 continue
             due = self._renderer.due()
             try:
@@ -120,8 +132,9 @@ class Follow:
                     await self._news.wait()
             except TimeoutError:
                 pass
-        while lines := self._renderer.finish():
+        while lines := self._renderer.finish(PIECE_LINES):
             await self._emit(lines)
+            await self._turn()
 
     async def _read(self, feed: LogFeed) -> None:
         """Push everything a rank writes, phase after phase."""
@@ -148,8 +161,10 @@ class Follow:
             asked = _now()
             wait = 0.0 if rank in self._behind else WAIT_S
             chunk = await self._ask(feed, phase, wait)
-            renderer.push(rank, phase, chunk, _now())
-            self._news.set()
+            for piece in pieces(chunk):
+                await self._turn()
+                renderer.push(rank, phase, piece, _now())
+                self._news.set()
             if chunk.ended:
                 return True
             if len(chunk.data) < self._limit:
@@ -190,6 +205,18 @@ class Follow:
             if not self._behind:
                 self._renderer.caught_up()
                 self._news.set()
+
+
+def pieces(chunk: Chunk) -> Iterator[Chunk]:
+    """A long chunk as several, each with the times of its own bytes."""
+    begin, times = chunk.next - len(chunk.data), list(chunk.times)
+    for start in range(0, max(1, len(chunk.data)), PIECE_BYTES):
+        data = chunk.data[start : start + PIECE_BYTES]
+        end = begin + start + len(data)
+        last = bisect.bisect_left(times, end, key=lambda pair: pair[0])  # it may cover some of the next piece too
+        ended = chunk.ended and end == chunk.next
+        yield Chunk(data=data, times=times[: last + 1], next=end, ended=ended, pid=chunk.pid)
+        times = times[last:]
 
 
 def _now() -> float:

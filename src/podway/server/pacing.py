@@ -1,0 +1,15 @@
+"""Turns: of all that is rendered for followers, one small piece in a round of the loop, so that requests are answered in between."""
+
+import asyncio
+
+
+class Turns:
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def take(self) -> None:
+        """Until it is the caller's turn and the loop has gone round since the last one."""
+        async with self._lock:
+            await asyncio.sleep(0)
