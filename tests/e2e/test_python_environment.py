@@ -88,7 +88,7 @@ def test_what_a_task_installs_stays_on_its_host(pod: Podway, tmp_path: Path) -> 
     assert contents(venv) == before
     assert not (tmp_path / "target").exists()
     # The next job, and a shell, see the same.
-    second = pod.client.execute("c", Task(run=version))
+    second = pod.client.exec("c", Task(run=version))
     assert pod.finished("c", second.job or 0) == "SUCCEEDED"
     assert "1.0 True" in pod.log_text("c", second.job or 0)
     how = pod.client.shell("c", 0, f"{version}; env")

@@ -63,7 +63,7 @@ def test_waiters_are_answered_when_the_job_ends_and_hold_nobody(busy: Podway) ->
 
 
 def test_followers_that_do_not_read_hold_nobody(busy: Podway) -> None:
-    busy.client.execute("c", task("seq 200000; sleep 1000"))
+    busy.client.exec("c", task("seq 200000; sleep 1000"))
     with open_requests(busy, "/v1/clusters/c/jobs/1/watch", 60):
         for _ in range(5):
             quick(busy)

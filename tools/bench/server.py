@@ -122,7 +122,7 @@ def main() -> int:
         client.launch(Task(run="echo begun; sleep 3600", resources=slice_), cluster="bench")
         while client.job("bench", 1).state != "RUNNING":
             time.sleep(0.1)
-        client.execute("bench", Task(run="seq 100000"))
+        client.exec("bench", Task(run="seq 100000"))
         while client.job("bench", 2, wait=30).state != "SUCCEEDED":
             pass
         rows = asyncio.run(measure(Target(home)))

@@ -126,7 +126,7 @@ class AsyncClient:
     autostop = _call(Client.autostop)
     events = _call(Client.events)
     shell = _call(Client.shell)
-    strays = _call(Client.strays)
+    orphans = _call(Client.orphans)
     purge = _call(Client.purge)
 
     info = _call(Client.info)
