@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from podway.control import transitions
+from podway.control.people import token_digest
 from podway.control.records import Cluster, ClusterState, Event, JobState
-from podway.control.store import AlreadyEnded, Stale, Store, open_store, sqlite_url, token_digest
+from podway.control.store import AlreadyEnded, Stale, Store, open_store, sqlite_url
 from podway.errors import UserError
 from tests.control.samples import cluster, job
 
@@ -203,14 +204,14 @@ def test_tries_are_remembered_by_place(store: Store) -> None:
 
 
 def test_tokens_are_kept_as_digests(store: Store) -> None:
-    token = store.add_token("ann")
-    (row,) = store.tokens()
+    token = store.people.add_token("ann")
+    (row,) = store.people.tokens()
     assert (row.user, row.admin, row.digest) == ("ann", False, token_digest(token))
     with store.engine.connect() as db:
         rows = db.exec_driver_sql("SELECT * FROM tokens").all()
     assert token not in str(rows)
-    assert store.revoke("ann") == 1
-    assert store.tokens() == []
+    assert store.people.revoke("ann") == 1
+    assert store.people.tokens() == []
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def server_in(place: Path, token: str) -> Iterator[TestClient]:
             archive=Archive(place / "logs"),
             provider=lambda name: provider,
             orphans=OrphanScanner(store, lambda name: provider),
-            tokens=TokenCache(store, token, "ann"),
+            tokens=TokenCache(store.people, token, "ann"),
             notifier=notifier,
             rows=LiveRows(store, notifier, quick),
             turns=Turns(),

@@ -10,8 +10,6 @@ asleep too long finds out before it does harm. There are two ways to write:
 Reads never take SQLite's write lock. Methods are synchronous and short; async callers go through a thread.
 """
 
-import hashlib
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +19,9 @@ import sqlalchemy as sa
 
 from podway.control.failover import Place, PlaceRecord, place_of
 from podway.control.migrations import prepare
+from podway.control.people import People
 from podway.control.records import Cluster, ClusterState, Event, Job
-from podway.control.tables import READ_ONLY, clusters, events, jobs, tokens, tries
+from podway.control.tables import READ_ONLY, clusters, events, jobs, tries
 from podway.decoding import from_json
 from podway.errors import UserError
 from podway.extras import explain
@@ -30,15 +29,6 @@ from podway.order import Order
 
 UPDATE_TRIES = 50
 EVENTS_KEPT = 2000  # for each cluster; older ones are dropped as new ones come
-
-
-class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One token of one person; of the token itself only a digest is kept."""
-
-    digest: str
-    user: str
-    admin: bool
-    created: float
 
 
 class Stale(Exception):
@@ -97,6 +87,7 @@ class Store:
     def __init__(self, engine: sa.Engine) -> None:
         self.engine = engine
         self.reader = engine.execution_options(**READ_ONLY)
+        self.people = People(engine)
         self.written: Callable[[str], None] = lambda cluster_id: None  # told of every write, after it is durable
 
     # clusters
@@ -391,37 +382,10 @@ class Store:
                     sa.update(tries).where(*same).values(**values) if row else sa.insert(tries).values(**key, **values)
                 )
 
-    # people
-
-    def add_token(self, user: str, *, admin: bool = False) -> str:
-        """A new token for a person; only its digest is kept."""
-        token = "pw_" + secrets.token_urlsafe(32)
-        with self.engine.begin() as db:
-            db.execute(
-                sa.insert(tokens).values(digest=token_digest(token), user=user, created=time.time(), admin=admin)
-            )
-        return token
-
-    def tokens(self) -> list[TokenRow]:
-        """Every token, oldest first."""
-        with self.reader.connect() as db:
-            rows = db.execute(sa.select(tokens).order_by(tokens.c.created)).all()
-        return [TokenRow(digest=row.digest, user=row.user, admin=bool(row.admin), created=row.created) for row in rows]
-
-    def revoke(self, user: str) -> int:
-        """Forget every token of a person."""
-        with self.engine.begin() as db:
-            return int(db.execute(sa.delete(tokens).where(tokens.c.user == user)).rowcount)
-
 
 def sqlite_url(path: Path) -> str:
     """The URL of a SQLite file."""
     return f"sqlite:///{path}"
-
-
-def token_digest(token: str) -> str:
-    """What is kept of a token."""
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _cluster(row: sa.Row[tuple[object, ...]]) -> Cluster:

@@ -109,7 +109,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     reconciler = Reconciler(parts, notifier.publish)
     control = Control(store=store, vault=vault, provider=provider, wake=reconciler.wake, usual=provider.usual)
     orphans = OrphanScanner(store, provider)
-    tokens = TokenCache(store, token, getpass.getuser())
+    tokens = TokenCache(store.people, token, getpass.getuser())
     tokens.reload()
     services = Services(
         control=control,

@@ -22,20 +22,20 @@ def info(call: ApiCall) -> api.InfoReply:
 
 def make_token(call: ApiCall) -> api.TokenReply:
     """A token for a person."""
-    token = call.services.store.add_token(call.body.user, admin=call.body.admin)
+    token = call.services.store.people.add_token(call.body.user, admin=call.body.admin)
     call.services.tokens.reload()
     return api.TokenReply(user=call.body.user, token=token)
 
 
 def users(call: ApiCall) -> api.UsersReply:
     """Who may use this server."""
-    rows = call.services.store.tokens()
+    rows = call.services.store.people.tokens()
     return api.UsersReply(users=[api.UserView(user=row.user, admin=row.admin, created=row.created) for row in rows])
 
 
 def revoke(call: ApiCall) -> api.UsersReply:
     """Forget every token of a person."""
-    if not call.services.store.revoke(call.path["user"]):
+    if not call.services.store.people.revoke(call.path["user"]):
         raise UserError(f"there is no token of {call.path['user']!r}", "see: podway server users", status=404)
     call.services.tokens.reload()
     return users(call)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 
-from podway.control.store import Store, TokenRow, token_digest
+from podway.control.people import People, TokenRow, token_digest
 
 REFRESH_S = 2.0
 MISS_S = 1.0
@@ -19,8 +19,8 @@ log = logging.getLogger("podway.tokens")
 class TokenCache:
     """The tokens of a server, by digest."""
 
-    def __init__(self, store: Store, local_token: str, local_user: str) -> None:
-        self._store = store
+    def __init__(self, people: People, local_token: str, local_user: str) -> None:
+        self._people = people
         digest = token_digest(local_token)
         # Whoever can read server.json is this machine's user, who owns the server.
         self._local = {digest: TokenRow(digest=digest, user=local_user, admin=True, created=time.time())}
@@ -30,7 +30,7 @@ class TokenCache:
 
     def reload(self) -> None:
         """Read the table; from any thread."""
-        self._known = {row.digest: row for row in self._store.tokens()} | self._local
+        self._known = {row.digest: row for row in self._people.tokens()} | self._local
         self._read_at = time.monotonic()
 
     async def find(self, token: str) -> TokenRow | None:
