@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test system-packages clients lint soak bench bench-server bench-scale bench-plan bench-train bench-aot clean
+.PHONY: help setup demo test system-packages clients lint soak bench bench-server bench-scale bench-gateway bench-plan bench-train bench-aot clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ bench-server: setup  ## How soon the server answers with 2,000 waiters and 200 l
 
 bench-scale: setup system-packages  ## As root: 64 namespace hosts over ssh, files against rsync, logs, 1,000 endpoints (25 minutes): docs/benchmarks.md
 	$(BIN)/python -m tools.bench.scale
+
+bench-gateway: setup  ## The gateway beside LiteLLM's and SkyServe's proxies: requests/s, latency, streams: writes docs/benchmarks.md
+	$(BIN)/python -m tools.bench.gateway --write
 
 bench-plan: setup  ## The planner's predictions beside published results: writes docs/planning.md
 	$(BIN)/python -m tools.bench.plan --write docs/planning.md

@@ -13,7 +13,7 @@ from pathlib import Path
 from podway.hosts.agent import linux, processes
 
 CACHE = Path(".cache/peers")
-PEERS = {"sky": "skypilot", "dstack": "dstack[server]"}
+PEERS = {"sky": "skypilot", "dstack": "dstack[server]", "litellm": "litellm[proxy]"}
 
 
 def install(peer: str) -> Path | None:
