@@ -244,6 +244,7 @@ def plan_record(plan: TrainPlan, options: PlanOptions) -> dict[str, Any]:
         "tokens_per_second": plan.tokens_per_second,
         "tflops_per_chip": plan.tflops_per_chip,
         "mfu": plan.mfu,
+        "uncertainty": msgspec.to_builtins(plan.uncertainty),
         "dollars_per_million_tokens": plan.dollars_per_million_tokens,
     }
     if options.tokens is not None:

@@ -1,6 +1,7 @@
 """The options that `podway plan` and `podway rehearse` share, and the options that they add up to."""
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, TypeVar
 
 import click
@@ -11,7 +12,7 @@ from podway.model.families import known_models
 from podway.model.layout import MeshShape, parse_mesh
 from podway.plan.search import PlanOptions
 from podway.plan.t5 import T5_MODELS
-from podway.plan.training import PROGRAMS, REMAT, Dtype, Optimizer, Training
+from podway.plan.training import OFFLOADABLE, PROGRAMS, REMAT, Compute, Dtype, Optimizer, Training
 from podway.quantities import parse_amount, parse_batch, parse_tile
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,6 +55,16 @@ step_options = options(
     click.option("--microbatches", type=click.IntRange(min=1), help="Parts that a step's batch is taken in."),
     click.option("--remat", metavar="POLICY", help=f"{', '.join(REMAT)}, or names joined by + (qkv+context)."),
     click.option(
+        "--offload", metavar="NAMES", help=f"Activations kept in host memory, joined by +: {', '.join(OFFLOADABLE)}."
+    ),
+    click.option(
+        "--compute",
+        type=click.Choice(["bf16", "int8", "fp8"]),
+        default="bf16",
+        show_default=True,
+        help="What matrix products are computed in (planned; podway train computes in bf16).",
+    ),
+    click.option(
         "--optimizer",
         type=click.Choice(["adamw", "adafactor"]),
         default="adamw",
@@ -77,7 +88,8 @@ def precision_of(asked: dict[str, Any]) -> dict[str, Any]:
     optimizer: Optimizer = asked["optimizer"]
     moments: Dtype = DTYPES[asked["opt_dtype"]]  # type: ignore[assignment]
     params: Dtype = DTYPES[asked["param_dtype"]]  # type: ignore[assignment]
-    return {"optimizer": optimizer, "moments": moments, "params": params}
+    compute: Compute = "bfloat16" if asked["compute"] == "bf16" else asked["compute"]
+    return {"optimizer": optimizer, "moments": moments, "params": params, "compute": compute}
 
 
 def _mesh_of(text: str, devices: int | None, slices: int | None) -> MeshShape:
@@ -85,6 +97,11 @@ def _mesh_of(text: str, devices: int | None, slices: int | None) -> MeshShape:
     if devices is None:
         raise UserError("--mesh needs one slice", "name it with --tpu, such as --tpu v6e-8")
     if "slices=" not in text:
+        if slices is not None and slices > 1 and _product(text) == devices * slices:
+            raise UserError(
+                f"--mesh {text!r} lies over {slices} slices: axes over several slices are not planned, and podway train has none",
+                f"give the mesh of one slice ({devices} devices); slices hold copies of the model",
+            )
         return parse_mesh(text, chips=devices)
     written = next(part for part in text.replace(" ", "").split(",") if part.startswith("slices="))
     number = written.removeprefix("slices=")
@@ -94,6 +111,11 @@ def _mesh_of(text: str, devices: int | None, slices: int | None) -> MeshShape:
             f"--mesh {text!r} is for {many} slices, and --slices is {slices}", "give the same number in both"
         )
     return parse_mesh(text, chips=devices * many)
+
+
+def _product(text: str) -> int:
+    sizes = [part.partition("=")[2] for part in text.replace(" ", "").split(",")]
+    return prod(int(size) for size in sizes) if all(size.isascii() and size.isdigit() for size in sizes) else 0
 
 
 def plan_options_of(devices: int | None, asked: dict[str, Any]) -> PlanOptions:
@@ -108,6 +130,7 @@ def plan_options_of(devices: int | None, asked: dict[str, Any]) -> PlanOptions:
         batch=parse_batch(asked["batch"], seq) if asked["batch"] else None,
         microbatches=asked["microbatches"],
         remat=asked["remat"],
+        offload=tuple(asked["offload"].split("+")) if asked["offload"] else None,
         mesh=mesh,
         tile=tile,
         slices=slices,

@@ -10,6 +10,7 @@ from podway.plan.plans import TrainPlan
 from podway.plan.search import PlanOptions, Rejected, Search, deadline_met
 from podway.plan.serve import ENGINE_EFFICIENCY, ServePlan
 from podway.plan.steptime import StepTime
+from podway.plan.uncertainty import Uncertainty, relative_width
 from podway.quantities import format_dollars, format_hours, format_number, format_seconds
 
 
@@ -27,8 +28,23 @@ def train_page(title: str, search: Search, options: PlanOptions, *, top: int, wh
 
 def train_table(plans: Sequence[TrainPlan], options: PlanOptions) -> str:
     """A row for each plan."""
-    headers = ["SLICE", "N", "MESH", "TILE", "MB", "REMAT", "OPT", "HBM", "STEP", "TOK/S", "MFU", "$/H", "$/1M TOK"]
-    right = {"N", "MB", "HBM", "STEP", "TOK/S", "MFU", "$/H", "$/1M TOK", "TIME", "COST $"}
+    headers = [
+        "SLICE",
+        "N",
+        "MESH",
+        "TILE",
+        "MB",
+        "REMAT",
+        "OPT",
+        "HBM",
+        "STEP",
+        "80%",
+        "TOK/S",
+        "MFU",
+        "$/H",
+        "$/1M TOK",
+    ]
+    right = {"N", "MB", "HBM", "STEP", "80%", "TOK/S", "MFU", "$/H", "$/1M TOK", "TIME", "COST $"}
     if options.tokens is not None:
         headers += ["TIME", "COST $"]
     return table(headers, [_row(plan, options) for plan in plans], right=right)
@@ -46,10 +62,11 @@ def _row(plan: TrainPlan, options: PlanOptions) -> list[object]:
         _mesh_text(plan),
         tile,
         training.microbatches,
-        training.remat,
+        training.remat if not training.offload else f"offload {'+'.join(training.offload)}",
         optimizer,
         f"{memory.total / GIB:.1f}/{memory.limit / GIB:.1f}",
         format_seconds(plan.time.total),
+        f"±{100 * relative_width(plan.slice.generation, plan.kind):.0f}%",
         format_number(plan.tokens_per_second),
         f"{100 * plan.mfu:.1f}%",
         format_dollars(plan.dollars_per_hour),
@@ -73,6 +90,7 @@ def plan_page(plan: TrainPlan, options: PlanOptions, notes: Sequence[str]) -> st
     lines = [
         f"{name} ({plan.slice.topology_text} a slice, {plan.chips:,} chips): {plan.mesh}, batch {batch}",
         f"  bound by {plan.time.binds}",
+        *uncertainty_lines(plan.uncertainty),
         "",
         memory_table(plan.memory),
         "",
@@ -89,6 +107,21 @@ def plan_page(plan: TrainPlan, options: PlanOptions, notes: Sequence[str]) -> st
     return "\n".join(lines + [f"  note: {note}" for note in notes])
 
 
+def uncertainty_lines(found: Uncertainty) -> list[str]:
+    """The interval, the evidence, and what is left out."""
+    return [
+        f"  step {format_span(found.low, found.high)} in {100 * found.coverage:.0f}% of cases: {found.evidence}",
+        f"  not modelled: {', '.join(found.not_modelled)}",
+    ]
+
+
+def format_span(low: float, high: float) -> str:
+    """`35.44–39.41 s`."""
+    first, last = format_seconds(low), format_seconds(high)
+    number, unit = first.rsplit(" ", 1)
+    return f"{number if last.endswith(f' {unit}') else first}–{last}"
+
+
 def memory_table(memory: Memory) -> str:
     """HBM of a device by part."""
     rows: list[list[object]] = []
@@ -97,6 +130,10 @@ def memory_table(memory: Memory) -> str:
         text = "shares the space above" if beside else f"{100 * size / memory.limit:.0f}%"
         rows.append([f"  {name}", f"{size / GIB:.2f}", text])
     rows.append(["  total", f"{memory.total / GIB:.2f}", f"of {memory.limit / GIB:.2f} usable"])
+    if memory.host:
+        rows.append(
+            ["  host memory", f"{memory.host / GIB:.2f}", f"of {memory.host_limit / GIB:.0f}, offloaded activations"]
+        )
     return table(["HBM A DEVICE", "GIB", ""], rows, right=(1,))
 
 

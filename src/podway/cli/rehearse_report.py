@@ -5,10 +5,12 @@ from typing import Any
 
 import msgspec
 
+from podway.cli.plan_report import format_span, uncertainty_lines
 from podway.cli.tables import table
 from podway.plan.chips import device_of
 from podway.plan.memory import GIB
 from podway.plan.plans import TrainPlan
+from podway.plan.uncertainty import Uncertainty, uncertainty_of
 from podway.quantities import format_number, format_seconds
 from podway.rehearse.program import asynchronous
 from podway.rehearse.rehearsal import CompileReport, Rehearsal
@@ -20,6 +22,7 @@ PARTS = {
     "memory": "HBM",
     "collective": "collectives the chip waits for",
     "waiting": "ends of asynchronous transfers",
+    "slices": "waiting for the slowest slice",
 }
 
 
@@ -47,11 +50,20 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return mfu if mfu <= 1 else None  # `notes` says so
 
     @property
+    def uncertainty(self) -> Uncertainty | None:
+        """How far the estimate may be off, as far as published steps tell."""
+        if self.plan is None or self.estimate is None:
+            return None
+        step, offloads = self.plan, bool(self.plan.training.offload)
+        generation = step.slice.generation
+        return uncertainty_of(self.estimate.point, generation, step.kind, slices=step.slices, offloads=offloads)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Of the estimate; an estimate above what the chips can do is a mistake of ours, and is said instead of shown."""
         if self.estimate is None:
             return ()
-        if self.plan is None or self.mfu(self.estimate.low) is not None:
+        if self.plan is None or self.mfu(self.estimate.point) is not None:
             return self.estimate.notes
         return (*self.estimate.notes, "internal error: this estimate is above the peak of its chips; please report it")
 
@@ -94,21 +106,14 @@ def _planned_bytes(outcome: Outcome) -> str:
 
 def _times(outcome: Outcome, estimate: Estimate) -> list[str]:
     planned = f" (planned {format_seconds(outcome.plan.time.total)})" if outcome.plan else ""
-    lines = [f"  step           {format_seconds(estimate.point)}, {_span(estimate)}{planned}"]
-    rate, mfu, most = outcome.tokens_per_second, outcome.mfu(estimate.point), outcome.mfu(estimate.low)
-    if rate is not None and mfu is not None and most is not None:
-        least = outcome.mfu(estimate.high) or 0.0
-        speed = f"{format_number(rate)} tokens/s, MFU {100 * mfu:.1f}% ({100 * least:.1f}–{100 * most:.1f})"
-        lines.append(f"  speed          {speed}")
+    lines = [f"  step           {format_seconds(estimate.point)}{planned}"]
+    rate, mfu, found = outcome.tokens_per_second, outcome.mfu(estimate.point), outcome.uncertainty
+    if found is not None:
+        lines += uncertainty_lines(found)
+    if rate is not None and mfu is not None:
+        lines.append(f"  speed          {format_number(rate)} tokens/s, MFU {100 * mfu:.1f}%")
     parts = [f"{PARTS[kind]} {format_seconds(s)}" for kind, s in sorted(estimate.parts.items(), key=lambda p: -p[1])]
     return [*lines, f"  spent on       {', '.join(parts)}"]
-
-
-def _span(estimate: Estimate) -> str:
-    """`35.44–39.41 s`."""
-    low, high = format_seconds(estimate.low), format_seconds(estimate.high)
-    number, unit = low.rsplit(" ", 1)
-    return f"{number if high.endswith(f' {unit}') else low}–{high}"
 
 
 def collectives_text(report: CompileReport) -> str:
@@ -153,7 +158,8 @@ def short_table(outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         plan, estimate = outcome.plan, outcome.estimate
         fits = outcome.report.memory is not None and outcome.report.memory.fits
-        span = _span(estimate) if estimate else ""
+        found = outcome.uncertainty
+        span = f" ({format_span(found.low, found.high)})" if found else ""
         rows.append(
             [
                 outcome.rehearsal.slice,
@@ -163,7 +169,7 @@ def short_table(outcomes: Sequence[Outcome]) -> str:
                 plan and f"{plan.memory.total / GIB:.2f}",
                 _compiled(outcome),
                 plan and format_seconds(plan.time.total),
-                f"{format_seconds(estimate.point)} ({span})" if estimate and fits else None,
+                f"{format_seconds(estimate.point)}{span}" if estimate and fits else None,
                 collectives_text(outcome.report),
             ]
         )
@@ -201,4 +207,5 @@ def record(outcome: Outcome) -> dict[str, Any]:
         found["planned"] = {"bytes": outcome.plan.memory.total, "seconds": outcome.plan.time.total}
         if estimate is not None:
             found["tokens_per_second"], found["mfu"] = outcome.tokens_per_second, outcome.mfu(estimate.point)
+            found["uncertainty"] = msgspec.to_builtins(outcome.uncertainty)
     return found

@@ -7,7 +7,7 @@ but those of the adapters, and a backward pass that skips the gradients of matri
 from typing import Literal
 
 from podway.errors import UserError
-from podway.plan.training import Adapters, Dtype, Optimizer, Training
+from podway.plan.training import Adapters, Compute, Dtype, Optimizer, Training
 
 DEFAULT_SEQUENCES = 64
 
@@ -19,10 +19,13 @@ def finetune_template(
     optimizer: Optimizer = "adamw",
     moments: Dtype = "float32",
     params: Dtype = "float32",
+    compute: Compute = "bfloat16",
 ) -> Training:
     """What is trained, and how."""
     if int8_base and rank is None:
         raise UserError("int8 weights cannot be trained", "add --lora RANK: adapters are trained beside an int8 base")
     base: Literal["bfloat16", "int8"] = "int8" if int8_base else "bfloat16"
     adapters = None if rank is None else Adapters(rank=rank, base=base)
-    return Training(seq=1, batch=1, optimizer=optimizer, moments=moments, params=params, adapters=adapters)
+    return Training(
+        seq=1, batch=1, optimizer=optimizer, moments=moments, params=params, compute=compute, adapters=adapters
+    )

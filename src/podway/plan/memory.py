@@ -37,6 +37,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     temp: float
     limit: int
     early: float | None = None  # gradients that exist beside the logits; None: all of them
+    host: float = 0.0  # bytes of host memory that offloaded activations take, for this device
+    host_limit: float = float("inf")  # this device's share of it
 
     @property
     def total(self) -> float:
@@ -47,7 +49,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits(self) -> bool:
         """Whether a program of this size loads."""
-        return self.total <= self.limit
+        return self.total <= self.limit and self.host <= self.host_limit
 
     @property
     def parts(self) -> dict[str, float]:
@@ -66,25 +68,39 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         """`OOM by 3.1 GiB; most of it is saved activations (6.0 GiB)`; empty where it fits."""
         if self.fits:
             return ""
+        if self.host > self.host_limit:
+            return f"offloaded activations need {self.host / GIB:.0f} GiB of host memory a device, which has {self.host_limit / GIB:.0f}"
         name, size = max(self.parts.items(), key=lambda part: part[1])
         return f"OOM by {(self.total - self.limit) / GIB:.1f} GiB, mostly {name} ({size / GIB:.1f} GiB)"
 
 
 def train_memory(
-    shape: ModelShape, mesh: MeshShape, training: Training, limit: int, *, usable: int | None = None
+    shape: ModelShape,
+    mesh: MeshShape,
+    training: Training,
+    limit: int,
+    *,
+    usable: int | None = None,
+    host_limit: float = float("inf"),
 ) -> Memory:
     """What one device holds at the peak of a step; `usable` is its HBM where the limit is set below it."""
     tokens = training.tokens_per_device(mesh)
     weights, optimizer, gradients = _state(shape, mesh, training)
+    outside = tokens * saved_bytes_per_token(shape, mesh, training.offload) if training.offload else 0.0
     return Memory(
         weights=weights,
         optimizer=optimizer,
         gradients=gradients,
-        saved=tokens * saved_bytes_per_token(shape, mesh, training.held) + _kept_weights(shape, mesh, training),
+        # What is offloaded passes through HBM: a layer's goes out while that of another is made.
+        saved=tokens * saved_bytes_per_token(shape, mesh, training.held)
+        + _kept_weights(shape, mesh, training)
+        + 2 * outside / shape.layers,
         logits=_logits(shape, mesh, training, tokens, usable or limit),
         temp=_temp(shape, mesh, training, tokens),
         limit=limit,
         early=_early(gradients, training),
+        host=outside,
+        host_limit=host_limit,
     )
 
 

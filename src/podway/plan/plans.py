@@ -18,6 +18,7 @@ from podway.plan.memory import Memory, train_memory
 from podway.plan.network import place
 from podway.plan.steptime import StepTime, step_time
 from podway.plan.training import Training
+from podway.plan.uncertainty import Uncertainty, kind_of_step, uncertainty_of
 
 HOUR = 3600.0
 
@@ -32,6 +33,7 @@ class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     time: StepTime
     model_flops: float  # of a step, by the program's convention: what MFU counts
     dollars_per_hour: float | None  # of all slices; None: no price is published
+    mixture: bool = False  # of experts
 
     @property
     def slices(self) -> int:
@@ -66,6 +68,17 @@ class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return self.dollars_per_hour / HOUR / self.tokens_per_second * 1e6
 
+    @property
+    def kind(self) -> str:
+        """What published steps it is like."""
+        return kind_of_step(self.training.compute, mixture=self.mixture)
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        """How far the step time may be off."""
+        offloads = bool(self.training.offload)
+        return uncertainty_of(self.time.total, self.slice.generation, self.kind, slices=self.slices, offloads=offloads)
+
     def hours(self, tokens: float) -> float:
         """Hours to train on this many tokens."""
         return tokens / self.tokens_per_second / HOUR
@@ -89,10 +102,11 @@ def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Trainin
         slice=slice,
         mesh=mesh,
         training=training,
-        memory=train_memory(shape, mesh, training, device.hbm_limit),
+        memory=train_memory(shape, mesh, training, device.hbm_limit, host_limit=device.host_bytes),
         time=step_time(shape, mesh, training, device, placement),
         model_flops=flops * training.tokens,
         dollars_per_hour=None if hourly is None else hourly * mesh.slices,
+        mixture=shape.experts is not None,
     )
     check_mfu(plan.mfu, f"{slice.accelerator_type} {mesh}")
     return plan
@@ -123,6 +137,8 @@ def notes_on(shape: ModelShape, plan: TrainPlan) -> list[str]:
             f"fsdp={plan.mesh.fsdp} cuts d_model {shape.d_model} into {rows} rows, not a multiple of 8: gathered weights are "
             f"copied into another tiling ({plan.time.relayout:.2f} s a step)"
         )
+    if plan.training.compute != "bfloat16":
+        notes.append(f"podway train computes in bfloat16: {plan.training.compute} products are planned, not trained")
     if plan.dollars_per_hour is None:
         notes.append(f"no price is published for {plan.slice.generation}: costs are unknown, not zero")
     return notes

@@ -39,6 +39,7 @@ class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch: int | None = None  # sequences
     microbatches: int | None = None
     remat: str | None = None
+    offload: tuple[str, ...] | None = None  # activations kept in host memory
     mesh: MeshShape | None = None
     tile: tuple[int, ...] | None = None
     slices: int | None = None
@@ -288,30 +289,54 @@ def _with_mesh(
     limit = int(device.hbm_limit * (1.0 if options.mesh and options.microbatches else ROOM))
     plans: list[TrainPlan] = []
     closest: tuple[float, str] = (float("inf"), "")
-    fewest = None
-    policies = (options.remat,) if options.remat else tuple(REMAT)
-    memory_of = partial(train_memory, shape, mesh, limit=limit, usable=device.hbm_limit)
-    least = _most_frugal(options, mesh, base, policies[-1], memory_of)
-    if not least.fits:
-        return [], (least.total - least.limit, f"{least.excess} ({mesh}, remat {policies[-1]})")
-    for remat in policies:
-        training, memory = _fewest_microbatches(options, mesh, base, remat, memory_of)
-        if not memory.fits:
-            closest = min(closest, (memory.total - memory.limit, f"{memory.excess} ({mesh}, remat {remat})"))
+    memory_of = partial(train_memory, shape, mesh, limit=limit, usable=device.hbm_limit, host_limit=device.host_bytes)
+    for choices in _policies(options, base):
+        fewest = None
+        least = _most_frugal(options, mesh, choices[-1], memory_of)
+        if not least.fits:
+            closest = min(closest, (least.total - least.limit, f"{least.excess} ({mesh}, {policy_text(choices[-1])})"))
             continue
-        if fewest is not None and training.microbatches >= fewest:
-            continue
-        fewest = training.microbatches
-        plans.append(evaluate(shape, slice, mesh, training, spot=options.spot))
+        for policy in choices:
+            training, memory = _fewest_microbatches(options, mesh, policy, memory_of)
+            if not memory.fits:
+                near = f"{memory.excess} ({mesh}, {policy_text(policy)})"
+                closest = min(closest, (memory.total - memory.limit, near))
+                continue
+            if fewest is not None and training.microbatches >= fewest:
+                continue
+            fewest = training.microbatches
+            plans.append(evaluate(shape, slice, mesh, training, spot=options.spot))
     return plans, closest
 
 
+# What a step may keep in host memory instead of computing it again, from the most to the least.
+_OFFLOADS = (("residual", "qkv", "context"), ("residual", "qkv"), ("residual",))
+
+
+def _policies(options: PlanOptions, base: Training) -> list[list[Training]]:
+    """What to keep and where, in families of which each begins with the one that computes least again: in HBM, in host memory."""
+    replace = msgspec.structs.replace
+    if options.remat or options.offload is not None:
+        remat, offload = options.remat or "full", options.offload or ()
+        names = [remat] if options.remat else list(REMAT)
+        return [[replace(base, remat=name, offload=offload) for name in names]]
+    inside = [replace(base, remat=name) for name in REMAT]
+    if base.adapters is not None:
+        return [inside]
+    return [inside, [replace(base, remat="full", offload=names) for names in _OFFLOADS]]
+
+
+def policy_text(training: Training) -> str:
+    """`remat full`, `remat full, offload residual+qkv`."""
+    return f"remat {training.remat}" + (f", offload {'+'.join(training.offload)}" if training.offload else "")
+
+
 def _most_frugal(
-    options: PlanOptions, mesh: MeshShape, base: Training, remat: str, memory_of: Callable[[Training], Memory]
+    options: PlanOptions, mesh: MeshShape, base: Training, memory_of: Callable[[Training], Memory]
 ) -> Memory:
     """The least memory that a mesh can do with: everything computed again, as many microbatches as there are rows."""
     rows = base.batch // (mesh.slices * mesh.data * mesh.fsdp * mesh.expert)
-    one = msgspec.structs.replace(base, microbatches=options.microbatches or rows, remat=remat)
+    one = msgspec.structs.replace(base, microbatches=options.microbatches or rows)
     least = memory_of(one)
     if options.microbatches is None and rows > 1 and not least.fits:  # a single microbatch needs no sum of gradients
         whole = memory_of(msgspec.structs.replace(one, microbatches=1))
@@ -320,7 +345,7 @@ def _most_frugal(
 
 
 def _fewest_microbatches(
-    options: PlanOptions, mesh: MeshShape, base: Training, remat: str, memory_of: Callable[[Training], Memory]
+    options: PlanOptions, mesh: MeshShape, base: Training, memory_of: Callable[[Training], Memory]
 ) -> tuple[Training, Memory]:
     """The training with the fewest microbatches that fits; the one with the most where none does."""
     rows = base.batch // (mesh.slices * mesh.data * mesh.fsdp * mesh.expert)
@@ -330,7 +355,7 @@ def _fewest_microbatches(
     low, high = 0, len(choices) - 1
 
     def at(index: int) -> tuple[Training, Memory]:
-        one = msgspec.structs.replace(base, microbatches=choices[index], remat=remat)
+        one = msgspec.structs.replace(base, microbatches=choices[index])
         return one, memory_of(one)
 
     first = at(0)

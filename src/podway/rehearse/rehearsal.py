@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from podway.catalog.slices import Slice, find_slice
+from podway.errors import UserError
 from podway.model.layout import MeshShape
 from podway.plan.training import REMAT, Training, saved_names
 from podway.rehearse.memory import Hbm
@@ -78,7 +79,14 @@ def training_settings(mesh: MeshShape, training: Training) -> tuple[str, ...]:
     ]
     if mesh.tile is not None:
         words.append(f"mesh.tile=[{','.join(map(str, mesh.tile))}]")
-    if training.remat in REMAT:
+    if training.offload:
+        saved = [name for name in saved_names(training.remat) if name not in training.offload]
+        words += [
+            "remat.policy=custom",
+            f"remat.save=[{','.join(saved)}]",
+            f"remat.offload=[{','.join(training.offload)}]",
+        ]
+    elif training.remat in REMAT:
         words.append(f"remat.policy={training.remat}")
     else:
         words += ["remat.policy=custom", f"remat.save=[{','.join(saved_names(training.remat))}]"]
@@ -90,7 +98,15 @@ def training_settings(mesh: MeshShape, training: Training) -> tuple[str, ...]:
 
 
 def rehearse_training(model: str, slice: Slice, mesh: MeshShape, training: Training, *, fast: bool) -> Rehearsal:
-    """The rehearsal of a plan."""
+    """The rehearsal of a plan; a UserError where no program of Podway's does it."""
+    if training.compute != "bfloat16":
+        raise UserError(
+            f"podway train has no {training.compute} products to compile", "leave --compute out, or plan only"
+        )
+    if training.program.name not in ("podway", "maxtext-2023"):
+        raise UserError(
+            f"Podway has no program of {training.program.name} to compile", "leave --program out, or plan only"
+        )
     name: ProgramName = "maxtext-2023" if training.program.name == "maxtext-2023" else "podway"
     return Rehearsal(
         model=model,

@@ -16,11 +16,12 @@ Rates are those of the planner (`plan/chips.py`); nothing is fitted here.
 """
 
 from collections.abc import Callable
+from math import log2
 from typing import Literal
 
 import msgspec
 
-from podway.plan.chips import RELAYOUT_ELEMENTS_PER_CYCLE, Device
+from podway.plan.chips import RELAYOUT_ELEMENTS_PER_CYCLE, STRAGGLER_LOSS_PER_DOUBLING, Device
 from podway.plan.kernels import Blocks
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.program import Lane, Op, Program, each
@@ -59,11 +60,15 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 def estimate(program: Program, fabric: Fabric, *, top: int = 12) -> Estimate:
     """How long a program takes on a slice."""
     runs = {mode: _Run(fabric, mode) for mode in MODES}
-    seconds = {mode: run.block(program.ops, 1) for mode, run in runs.items()}
+    slices = max((op.exchange.slices for op, _ in each(program.ops) if op.exchange is not None), default=1)
+    waits = STRAGGLER_LOSS_PER_DOUBLING * log2(slices)  # for the slowest slice: in no program, but in every joined run
+    seconds = {mode: (1 + waits) * run.block(program.ops, 1) for mode, run in runs.items()}
     point = runs["point"]
     parts: dict[str, float] = {}
     for one in point.costs.values():
         parts[one.kind] = parts.get(one.kind, 0.0) + one.seconds
+    if waits:
+        parts["slices"] = seconds["point"] * waits / (1 + waits)
     ranked = sorted(point.costs.values(), key=lambda one: -one.seconds)
     return Estimate(
         low=min(seconds.values()),

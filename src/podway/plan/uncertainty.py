@@ -1,0 +1,84 @@
+"""How far a planned step may be off: an interval with stated coverage, the evidence behind it, and what is not modelled.
+
+The width comes from published steps, each predicted by rates that were fitted without its model (`evidence_training.py`). Their
+errors are pooled over all generations, because no generation has enough of them alone; a kind of step with few rows (mixtures of
+experts, int8 and fp8 products) gets the wider interval that so few rows allow (Student's t). A generation without any row gets
+twice the width. The figures below are constants so that a plan need not compute them; a test computes them again.
+"""
+
+import msgspec
+
+COVERAGE = 0.80
+SPREAD = 0.082  # root mean square of the unseen errors of the dense rows of published/training.csv
+# Student's t of a two-sided interval of 80%, by the number of published rows of that kind.
+_T80 = {"dense": 1.36, "mixture": 1.89, "quantised": 1.89}
+
+
+class GenerationEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What the planner knows of a generation from published steps."""
+
+    calibrated_on: str
+    rows: int
+    median_error: float  # with the row's model left out of the fit
+
+
+GENERATION_EVIDENCE = {
+    "v4": GenerationEvidence(calibrated_on="MaxText 22B", rows=2, median_error=0.172),
+    "v5e": GenerationEvidence(calibrated_on="MaxText 32B", rows=24, median_error=0.020),
+    "v5p": GenerationEvidence(calibrated_on="MaxText 32B and 128B", rows=5, median_error=0.029),
+    "v6e": GenerationEvidence(calibrated_on="Llama 3.1 8B and 70B, GPT-3 175B", rows=7, median_error=0.033),
+    "tpu7x": GenerationEvidence(calibrated_on="Llama 3.1 70B", rows=3, median_error=0.086),
+}
+
+_ALWAYS = ("input pipeline", "checkpoints", "failures and restarts")
+
+
+class Uncertainty(msgspec.Struct, frozen=True, kw_only=True):
+    """An interval around a step time."""
+
+    low: float  # seconds
+    high: float
+    coverage: float
+    evidence: str
+    not_modelled: tuple[str, ...]
+
+
+def kind_of_step(compute: str, *, mixture: bool) -> str:
+    """What published rows a step is like."""
+    return "quantised" if compute != "bfloat16" else "mixture" if mixture else "dense"
+
+
+def relative_width(generation: str, kind: str) -> float:
+    """Of the 80% interval, to each side."""
+    return _T80[kind] * SPREAD * (1 if generation in GENERATION_EVIDENCE else 2)
+
+
+def uncertainty_of(
+    seconds: float, generation: str, kind: str, *, slices: int = 1, offloads: bool = False
+) -> Uncertainty:
+    """The interval around a planned or rehearsed step."""
+    width = 1 + relative_width(generation, kind)
+    missing = [*_ALWAYS]
+    if kind == "mixture":
+        missing.append("experts that get more tokens than others")
+    if slices > 1:
+        missing.append("other traffic on the data-centre network")
+    if offloads:
+        missing.append("HBM that transfers to host memory take from the step")
+    return Uncertainty(
+        low=seconds / width,
+        high=seconds * width,
+        coverage=COVERAGE,
+        evidence=evidence_text(generation, kind),
+        not_modelled=tuple(missing),
+    )
+
+
+def evidence_text(generation: str, kind: str) -> str:
+    """`calibrated on ...; judged on n published rows, median error x%`."""
+    known = GENERATION_EVIDENCE.get(generation)
+    if known is None:
+        return f"no published step of {generation} is known: rates are those of v4"
+    text = f"calibrated on {known.calibrated_on}; {known.rows} published {generation} steps, median error "
+    text += f"{100 * known.median_error:.1f}% with the model unseen"
+    return text if kind == "dense" else f"{text}; no {kind} step calibrates anything"
