@@ -3,11 +3,11 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from podway.gateway.limits import MOST_BUCKETS, Buckets, Budgets, seconds_to_midnight
+from podway.gateway.limits import MOST_LIMITED, Budgets, RateLimiter, seconds_to_midnight
 
 
 def test_a_bucket_fills_again() -> None:
-    buckets = Buckets()
+    buckets = RateLimiter()
     assert [buckets.take(("a",), 1.0, 2.0, 100.0) for _ in range(2)] == [0.0, 0.0]
     assert buckets.take(("a",), 1.0, 2.0, 100.0) == 1.0
     assert buckets.take(("a",), 1.0, 2.0, 100.5) == 0.5
@@ -16,22 +16,22 @@ def test_a_bucket_fills_again() -> None:
 
 
 def test_a_clock_that_jumps_back_gives_nothing_and_takes_nothing() -> None:
-    buckets = Buckets()
+    buckets = RateLimiter()
     buckets.take(("a",), 1.0, 1.0, 100.0)
     assert buckets.take(("a",), 1.0, 1.0, 50.0) == 1.0
     assert buckets.take(("a",), 1.0, 1.0, 51.0) == 0.0
 
 
 def test_memory_is_bounded() -> None:
-    buckets = Buckets()
-    for number in range(MOST_BUCKETS + 10):
+    buckets = RateLimiter()
+    for number in range(MOST_LIMITED + 10):
         buckets.take((str(number),), 1.0, 1.0, 0.0)
-    assert len(buckets._levels) == MOST_BUCKETS
+    assert len(buckets._levels) == MOST_LIMITED
 
 
 @given(st.floats(0.1, 100), st.integers(1, 20), st.lists(st.floats(0, 5), min_size=1, max_size=200))
 def test_never_more_than_the_rate_allows(rate: float, size: int, waits: list[float]) -> None:
-    buckets, now, passed = Buckets(), 0.0, 0
+    buckets, now, passed = RateLimiter(), 0.0, 0
     for wait in waits:
         now += wait
         passed += buckets.take(("a",), rate, float(size), now) == 0.0

@@ -26,10 +26,10 @@ def command(routes: Path, host: str, port: int, tls_cert: str | None, tls_key: s
     The file of routes says which services there are, which replicas are ready and who may use them; a new file in its place is
     used at once. See docs/gateway.md.
     """
-    from podway.gateway.main import Settings, serve
+    from podway.gateway.main import GatewaySettings, serve
 
     if tls_key and not tls_cert:
         raise click.UsageError("--tls-key needs --tls-cert.")
     if host not in ("127.0.0.1", "::1", "localhost") and not tls_cert:
         click.echo(f"Warning: keys and answers pass unencrypted on {host}; give --tls-cert and --tls-key.", err=True)
-    serve(Settings(routes=routes, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, drain_s=drain))
+    serve(GatewaySettings(routes=routes, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, drain_s=drain))

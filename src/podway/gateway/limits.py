@@ -3,10 +3,10 @@
 import math
 from collections import OrderedDict
 
-MOST_BUCKETS = 100_000  # callers seen long ago are forgotten first
+MOST_LIMITED = 100_000  # callers seen long ago are forgotten first
 
 
-class Buckets:
+class RateLimiter:
     """A bucket for each name. It fills by `rate` a second up to `size`, and each request takes one out."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Buckets:
         wait = 0.0 if level >= 1.0 else (1.0 - level) / rate if rate > 0 else math.inf
         self._levels[name] = (level - 1.0 if wait == 0.0 else level, now)
         self._levels.move_to_end(name)
-        if len(self._levels) > MOST_BUCKETS:
+        if len(self._levels) > MOST_LIMITED:
             self._levels.popitem(last=False)
         return wait
 

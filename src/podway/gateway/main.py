@@ -22,7 +22,7 @@ from podway.gateway.table import RouteTable
 LOOK_S = 0.2  # how soon a new table is seen
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one gateway runs."""
 
     routes: Path
@@ -107,7 +107,7 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
     return context
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: GatewaySettings) -> None:
     gateway = Gateway()
     gateway.update(read_table(settings.routes))
     running = RunningGateway(gateway)
@@ -127,7 +127,7 @@ async def _run(settings: Settings) -> None:
     await running.stop(settings.drain_s)
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: GatewaySettings) -> None:
     """Serve until SIGTERM or SIGINT."""
     with contextlib.suppress(ImportError):
         import uvloop  # a faster event loop, where it is installed

@@ -55,7 +55,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, len(self.beginning) // BYTES_PER_TOKEN + min(max(asked, 0), 1 << 20))
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class TokenUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one answer; `exact` is False where the gateway counted events of a stream."""
 
     prompt: int = 0
@@ -97,7 +97,7 @@ class UsageReader:
             self._events += data.count(b"data:")
         self._tail = data[-_TAIL:] if len(data) >= _TAIL else (self._tail + data)[-_TAIL:]
 
-    def usage(self, question: Question) -> Usage:
+    def usage(self, question: Question) -> TokenUsage:
         """What the answer took."""
         found = _USAGE.findall(self._tail)
         for text in reversed(found):
@@ -105,13 +105,13 @@ class UsageReader:
                 counts = from_json(text, _Counts)
             except msgspec.DecodeError:
                 continue
-            return Usage(
+            return TokenUsage(
                 prompt=counts.prompt_tokens or counts.input_tokens,
                 completion=counts.completion_tokens or counts.output_tokens,
             )
         if not self._streamed:
-            return Usage(exact=False)
-        return Usage(
+            return TokenUsage(exact=False)
+        return TokenUsage(
             prompt=len(question.beginning) // BYTES_PER_TOKEN, completion=max(0, self._events - 1), exact=False
         )
 

@@ -17,11 +17,11 @@ import msgspec
 from podway.gateway import openai, table, wire
 from podway.gateway.balance import Balancer, prefixes
 from podway.gateway.connection import ClientLeft, Incoming, TooLarge
-from podway.gateway.limits import Buckets, Budgets, seconds_to_midnight
-from podway.gateway.metrics import Metrics
-from podway.gateway.relay import Outcome, Relay
+from podway.gateway.limits import Budgets, RateLimiter, seconds_to_midnight
+from podway.gateway.metrics import GatewayMetrics
+from podway.gateway.relay import Relay, RelayOutcome
 from podway.gateway.table import ApiKey, Backend, RoutedService, Routes, RouteTable
-from podway.gateway.upstream import Pool, ReplicaConnection
+from podway.gateway.upstream import ReplicaConnection, ReplicaPool
 
 LARGEST_QUESTION = 32 << 20  # of a request that names a model: it is read whole to find the name
 KEPT_TO_RETRY = 1 << 20  # of any other request
@@ -65,12 +65,12 @@ class Gateway:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.routes = Routes()
         self.balancer = Balancer()
-        self.pool = Pool()
-        self.metrics = Metrics()
+        self.pool = ReplicaPool()
+        self.metrics = GatewayMetrics()
         self.budgets = Budgets()
         self.usage: dict[tuple[str, str, str], list[int]] = {}  # (user, service, day) -> requests, prompt, completion
         self.ready = True
-        self._buckets = Buckets()
+        self._buckets = RateLimiter()
         self._clock = clock
         self._held = 0
         self._changed = asyncio.Event()
@@ -275,26 +275,26 @@ class Gateway:
                     return None
                 relay = Relay(request, may_retry=repeatable and more, usage=usage)
                 outcome = await self._exchange(request, routed, connection, relay)
-                if not (outcome is Outcome.LOST and reused and not connection.answered):
+                if not (outcome is RelayOutcome.LOST and reused and not connection.answered):
                     break
             return self._judge(outcome, relay, backend, repeatable)
         finally:
             self.balancer.ended(backend.id, routed.tokens)
 
-    def _judge(self, outcome: Outcome, relay: Relay, backend: Backend, repeatable: bool) -> Relay | None:
-        if outcome is Outcome.LEFT:
+    def _judge(self, outcome: RelayOutcome, relay: Relay, backend: Backend, repeatable: bool) -> Relay | None:
+        if outcome is RelayOutcome.LEFT:
             return relay
-        if outcome in (Outcome.LOST, Outcome.NOT_NOW, Outcome.BROKEN):
+        if outcome in (RelayOutcome.LOST, RelayOutcome.NOT_NOW, RelayOutcome.BROKEN):
             self.balancer.failed(backend.id, self._clock())
         elif relay.status < 500:
             self.balancer.succeeded(backend.id)
-        if outcome is Outcome.LOST and not repeatable:
+        if outcome is RelayOutcome.LOST and not repeatable:
             raise Refused(502, f"the replica broke off: {relay.why}", "server_error", "replica_lost")
-        return None if outcome in (Outcome.LOST, Outcome.NOT_NOW) else relay
+        return None if outcome in (RelayOutcome.LOST, RelayOutcome.NOT_NOW) else relay
 
     async def _exchange(
         self, request: Incoming, routed: Routed, connection: ReplicaConnection, relay: Relay
-    ) -> Outcome:
+    ) -> RelayOutcome:
         body = routed.body
         head = wire.request_head(
             request.method,

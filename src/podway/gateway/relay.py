@@ -19,7 +19,7 @@ from podway.gateway.wire import Header
 _ELSEWHERE = frozenset({502, 503, 504})
 
 
-class Outcome(enum.Enum):
+class RelayOutcome(enum.Enum):
     """How an attempt on one replica ended."""
 
     ANSWERED = "answered"
@@ -31,7 +31,7 @@ class Outcome(enum.Enum):
 
 
 class Relay:
-    """A `Receiver` that passes an answer on. `may_retry`: an answer of "not now" is kept back."""
+    """A `ResponseReceiver` that passes an answer on. `may_retry`: an answer of "not now" is kept back."""
 
     def __init__(self, request: Incoming, *, may_retry: bool, usage: UsageReader | None) -> None:
         self.request = request
@@ -41,7 +41,7 @@ class Relay:
         self.why = ""
         self.first_byte: float | None = None  # of the body, in monotonic time
         self.last_byte = time.monotonic()
-        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[RelayOutcome] = asyncio.get_running_loop().create_future()
         self._may_retry = may_retry
         self._replica: ReplicaConnection | None = None
         self._chunked = False
@@ -57,10 +57,10 @@ class Relay:
         if self.client.transport is None:
             self._left()
 
-    def _finish(self, outcome: Outcome) -> None:
+    def _finish(self, outcome: RelayOutcome) -> None:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
-        if outcome is not Outcome.TUNNELLED:
+        if outcome is not RelayOutcome.TUNNELLED:
             self.client.on_left = self.client.on_writable = None
 
     # the replica's side
@@ -69,7 +69,7 @@ class Relay:
         self.status = status
         if status in _ELSEWHERE and self._may_retry:
             connection.abandon()
-            self._finish(Outcome.NOT_NOW)
+            self._finish(RelayOutcome.NOT_NOW)
             return
         if status == 101:
             self._tunnel(reason, headers, connection)
@@ -95,7 +95,7 @@ class Relay:
     def on_end(self) -> None:
         if self._chunked:
             self.client.write(wire.LAST_CHUNK)
-        self._finish(Outcome.ANSWERED)
+        self._finish(RelayOutcome.ANSWERED)
 
     def on_lost(self, why: str) -> None:
         self.why = why
@@ -103,7 +103,7 @@ class Relay:
             self.client.close()  # a tunnel ends with its other side
             return
         if not self._sent:
-            self._finish(Outcome.LOST)
+            self._finish(RelayOutcome.LOST)
             return
         if self._chunked and self._events:
             event = error_event("the replica stopped in the middle of its answer", inside_event=not self._ends_event)
@@ -111,7 +111,7 @@ class Relay:
         else:
             self.request.keep_alive = False
             self.client.abort()
-        self._finish(Outcome.BROKEN)
+        self._finish(RelayOutcome.BROKEN)
 
     def on_tunnel(self, data: bytes) -> None:
         self.client.write(data)
@@ -125,14 +125,14 @@ class Relay:
         if self.request.rest_of_tunnel:
             connection.write_now(self.request.rest_of_tunnel)
         self.client.go_on()
-        self._finish(Outcome.TUNNELLED)
+        self._finish(RelayOutcome.TUNNELLED)
 
     # the client's side
 
     def _left(self) -> None:
         if self._replica is not None:
             self._replica.abandon()
-        self._finish(Outcome.LEFT)
+        self._finish(RelayOutcome.LEFT)
 
     def _pace(self, writable: bool) -> None:
         if self._replica is not None and not self._replica.idle:

@@ -1,6 +1,6 @@
 """The side towards replicas: connections that are kept and used again, one request at a time on each.
 
-A `ReplicaConnection` parses what a replica answers and hands it to the `Receiver` of the request that is on it. A connection is
+A `ReplicaConnection` parses what a replica answers and hands it to the `ResponseReceiver` of the request that is on it. A connection is
 used again when the answer ended as HTTP says it should; in every other case it is closed, which also tells the replica that
 nobody waits any more.
 """
@@ -16,7 +16,7 @@ CONNECT_S = 5.0
 MOST_IDLE = 256  # for each replica
 
 
-class Receiver(Protocol):
+class ResponseReceiver(Protocol):
     """What takes an answer. Each is called from the event loop, and none may block."""
 
     def on_head(self, status: int, reason: bytes, headers: list[Header], connection: "ReplicaConnection") -> None:
@@ -38,7 +38,7 @@ class Receiver(Protocol):
 class ReplicaConnection(asyncio.Protocol):
     """One connection to a replica."""
 
-    def __init__(self, pool: "Pool", address: str) -> None:
+    def __init__(self, pool: "ReplicaPool", address: str) -> None:
         self.pool = pool
         self.address = address
         self.transport: asyncio.Transport | None = None
@@ -46,7 +46,7 @@ class ReplicaConnection(asyncio.Protocol):
         self.is_tunnel = False
         self.writable = asyncio.Event()
         self.writable.set()
-        self._receiver: Receiver | None = None
+        self._receiver: ResponseReceiver | None = None
         self._parser: Any = None
         self._reason = b""
         self._headers: list[Header] = []
@@ -55,7 +55,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     # towards the replica
 
-    def send(self, receiver: Receiver, head: bytes, *, bodiless: bool) -> None:
+    def send(self, receiver: ResponseReceiver, head: bytes, *, bodiless: bool) -> None:
         """Begin a request; `bodiless`: the answer has no body whatever it says (HEAD)."""
         assert self.transport is not None
         self._receiver, self._bodiless = receiver, bodiless
@@ -182,7 +182,7 @@ class ReplicaConnection(asyncio.Protocol):
         receiver.on_end()
 
 
-class Pool:
+class ReplicaPool:
     """Connections that wait for their next request, by replica."""
 
     def __init__(self) -> None:

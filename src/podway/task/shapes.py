@@ -10,7 +10,7 @@ What a *combination* of values means is the reader's work, not a shape's.
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -249,12 +249,12 @@ def _how(shape: Shape) -> str:
             return f"write {_name(shape)}"
 
 
-def schema(shape: Shape) -> dict[str, Any]:
+def schema(shape: Shape) -> dict[str, object]:
     """The shape as JSON schema (draft 2020-12)."""
     match shape:
         case Table(keys=keys, required=required):
             properties = {name: _key_schema(key, name in required) for name, key in keys.items()}
-            out: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+            out: dict[str, object] = {"type": "object", "properties": properties, "additionalProperties": False}
             return {**out, "required": list(required)} if required else out
         case MapOf(value=value, key=key, nullable=nullable):
             below = {"anyOf": [schema(value), {"type": "null"}]} if nullable else schema(value)
@@ -268,7 +268,7 @@ def schema(shape: Shape) -> dict[str, Any]:
             return _scalar_schema(shape)
 
 
-def _key_schema(key: Key, required: bool) -> dict[str, Any]:
+def _key_schema(key: Key, required: bool) -> dict[str, object]:
     if key.refuse:
         return {"description": f"{key.about} Refused: {key.refuse[0]}; {key.refuse[1]}.", "type": "null"}
     about = f"{key.about} No effect here: {key.note}." if key.note else key.about
@@ -278,7 +278,7 @@ def _key_schema(key: Key, required: bool) -> dict[str, Any]:
     return {"description": about, **below}
 
 
-def _scalar_schema(shape: Shape) -> dict[str, Any]:
+def _scalar_schema(shape: Shape) -> dict[str, object]:
     match shape:
         case Flag():
             return {"type": "boolean"}
@@ -289,7 +289,7 @@ def _scalar_schema(shape: Shape) -> dict[str, Any]:
             limits = {"minimum": low, "exclusiveMinimum": above}
             return {"type": "number", **{k: v for k, v in limits.items() if v is not None}}
         case Text(choices=choices, pattern=pattern):
-            out: dict[str, Any] = {"type": ["string", "number", "boolean"]}
+            out: dict[str, object] = {"type": ["string", "number", "boolean"]}
             if choices:
                 # A version such as 3.11 is a number to whoever reads the YAML.
                 numbers = [float(choice) for choice in choices if choice.replace(".", "", 1).isdigit()]

@@ -9,8 +9,8 @@
 """
 
 import re
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, NoReturn
 
 import msgspec
 import yaml
@@ -25,8 +25,8 @@ MAX_EXPANDED = 2 * MAX_BYTES  # bytes of text after aliases are expanded
 Kind = Literal["str", "int", "float", "bool", "null", "timestamp"]
 
 # libyaml is five times faster; the pure-Python loader gives the same events where the wheel was built without it.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_RESOLVER: Any = yaml.resolver.Resolver()
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_resolve: Callable[..., str] = yaml.resolver.Resolver().resolve
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _TAG = "tag:yaml.org,2002:"
 _SCALAR_KINDS: dict[str, Kind] = {
@@ -134,6 +134,12 @@ def one_line(what: object) -> str:
     return _UNPRINTABLE.sub(" ", str(what))[:300]
 
 
+def _begin(event: yaml.Event) -> tuple[int, int]:
+    """The line and column of an event, from 1."""
+    assert event.start_mark is not None
+    return event.start_mark.line + 1, event.start_mark.column + 1
+
+
 class Extent(NamedTuple):
     """How large a node is when every alias in it is written out."""
 
@@ -151,11 +157,10 @@ class _Open:
 
     __slots__ = ("anchor", "children", "column", "extent", "is_mapping", "line")
 
-    def __init__(self, event: Any, is_mapping: bool) -> None:
+    def __init__(self, event: yaml.CollectionStartEvent, is_mapping: bool) -> None:
         self.is_mapping = is_mapping
         self.anchor: str | None = event.anchor
-        self.line: int = event.start_mark.line + 1
-        self.column: int = event.start_mark.column + 1
+        self.line, self.column = _begin(event)
         self.children: list[Node] = []
         self.extent = Extent(nodes=1, text=0, height=1)
 
@@ -170,7 +175,7 @@ class _Composer:
         self.anchors: dict[str, tuple[Node, Extent]] = {}
         self.has_aliases = False
 
-    def take(self, event: Any) -> None:
+    def take(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.ScalarEvent):
             self._add(self._scalar(event), Extent(nodes=1, text=len(event.value), height=1), event.anchor)
         elif isinstance(event, yaml.AliasEvent):
@@ -210,24 +215,23 @@ class _Composer:
             hint = "large data belongs in workdir or file_mounts"
         raise self._error(opened.line, opened.column, what, hint)
 
-    def _scalar(self, event: Any) -> Scalar:
+    def _scalar(self, event: yaml.ScalarEvent) -> Scalar:
         tag = event.tag
         if tag is None or tag == "!":
-            tag = _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit)
+            tag = _resolve(yaml.ScalarNode, event.value, event.implicit)
         kind = _SCALAR_KINDS.get(tag)
         if kind is None:
             self._check_tag(event, ())
             kind = "str"
-        mark = event.start_mark
-        merge = tag == _TAG + "merge"
-        return Scalar(line=mark.line + 1, column=mark.column + 1, text=event.value, kind=kind, merge=merge)
+        line, column = _begin(event)
+        return Scalar(line=line, column=column, text=event.value, kind=kind, merge=tag == _TAG + "merge")
 
-    def _check_tag(self, event: Any, allowed: tuple[str, ...]) -> None:
+    def _check_tag(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, allowed: tuple[str, ...]) -> None:
         if event.tag not in (None, "!", *(_TAG + name for name in allowed)):
-            tag = event.tag.replace(_TAG, "!!")
+            tag = str(event.tag).replace(_TAG, "!!")
             self._fail(event, f"the tag {tag} has no meaning in a task file", "remove the tag")
 
-    def _alias(self, event: Any) -> tuple[Node, Extent]:
+    def _alias(self, event: yaml.AliasEvent) -> tuple[Node, Extent]:
         self.has_aliases = True
         if any(opened.anchor == event.anchor for opened in self.stack):
             self._fail(event, f"the alias *{event.anchor} stands inside its own anchor", "write the value out")
@@ -271,8 +275,8 @@ class _Composer:
             raise self._error(value.line, value.column, "`<<` merges mappings only", "give it an alias of a mapping")
         return maps
 
-    def _fail(self, event: Any, what: str, hint: str) -> NoReturn:
-        raise self._error(event.start_mark.line + 1, event.start_mark.column + 1, what, hint)
+    def _fail(self, event: yaml.Event, what: str, hint: str) -> NoReturn:
+        raise self._error(*_begin(event), what, hint)
 
     def _error(self, line: int, column: int, what: str, hint: str) -> UserError:
         return UserError(f"{self.name}:{line}:{column}: {one_line(what)}", hint)
