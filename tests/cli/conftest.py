@@ -68,7 +68,7 @@ def podway_process(*arguments: str, **options: object) -> "subprocess.Popen[str]
     return subprocess.Popen(argv, text=True, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]
 
 
-def on_terminal(*arguments: str, typed: str = "", seconds: float = 20.0) -> tuple[int, str]:
+def on_terminal(*arguments: str, typed: str = "", seconds: float = 80.0) -> tuple[int, str]:
     """The CLI on a real terminal: exit code, and all that was shown on it."""
     ours, theirs = pty.openpty()
     argv = [sys.executable, "-m", "podway.cli.main", *arguments]

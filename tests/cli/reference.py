@@ -40,7 +40,9 @@ def _section(words: str, command: click.Command) -> list[str]:
     alias = next((verb for verb, row in VERBS.items() if row[0] == VERBS.get(words, ("",))[0]), words)
     if alias != words:
         return [f"The same as [`podway {alias}`](#podway-{alias})."]
-    context = click.Context(command, info_name=f"podway {words}")
+    # Below the root's context, as when it is typed: click keeps the help option of the first context it sees.
+    root = click.Context(podway, info_name="podway", **podway.context_settings)
+    context = click.Context(command, info_name=words, parent=root)
     lines = [f"`{context.command_path} {' '.join(command.collect_usage_pieces(context))}`", ""]
     lines += [(command.help or "").replace("\b\n", "").partition("\n")[0]]
     options = [param for param in command.params if isinstance(param, click.Option)]

@@ -91,7 +91,7 @@ def test_ctrl_c_while_watching_leaves_the_job(home: Path, stub: Stub) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "(task, pid=1) step 1\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err == "\nJob 3 goes on. Follow it: podway logs demo 3   Cancel it: podway cancel demo 3\n"
     assert stub.asked("POST", "/v1/clusters/demo/cancel") == []
@@ -103,7 +103,7 @@ def test_a_reader_that_left_is_silence(home: Path, stub: Stub) -> None:
     os.close(reader)
     process = podway_process("status", stdout=writer)
     os.close(writer)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (141, "")
 
 
@@ -118,7 +118,7 @@ def test_a_terminal_that_cannot_show_a_character(home: Path, stub: Stub) -> None
     stub.add(records.cluster())
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     process = podway_process("down", "demo", stdout=subprocess.PIPE, env=environment)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
     assert out == "? Cluster demo is gone: nothing of it is left.\n"
 

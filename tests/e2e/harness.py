@@ -13,7 +13,7 @@ import psutil
 
 from podway.server.client import Client
 from podway.task.task import Accelerator, Resources, Task
-from tests.conftest import processes_of, wait_until
+from tests.conftest import SLOWEST, processes_of, wait_until
 
 TWO_HOSTS = "v4-16"
 FOUR_HOSTS = "v6e-16"
@@ -64,7 +64,7 @@ class Podway:
 
     def finished(self, cluster: str, job: int, seconds: float = 40) -> str:
         """The job's final state."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + SLOWEST * seconds
         while time.monotonic() < deadline:
             found = self.client.job(cluster, job, wait=5)
             if found.ended:

@@ -84,7 +84,7 @@ def test_a_pod_from_launch_to_down(pod: Podway, cloud: Running, tmp_path: Path) 
     shown = podway(pod, "ssh", "c", "-w", "3", "--", "whoami; pwd; echo $TPU_WORKER_ID $TPU_NAME")
     assert shown.split() == ["podway", "/home/podway/sky_workdir", "3", *nodes]
     config = str(pod.home / "gcp" / "config")
-    out = subprocess.run(["ssh", "-F", config, "c-worker2", "hostname"], capture_output=True, text=True, timeout=20)
+    out = subprocess.run(["ssh", "-F", config, "c-worker2", "hostname"], capture_output=True, text=True, timeout=120)
     assert out.stdout.strip().endswith("-w-2"), out.stderr
     podway(pod, "cancel", "-y", "c")
     assert pod.finished("c", 2) == "CANCELLED"

@@ -79,7 +79,7 @@ def test_launch_exec_logs_ssh_down(pod: Podway, lab: NetnsHosts, tmp_path: Path)
     shown = podway(pod, "ssh", "c", "-w", "3", "--", "hostname; pwd; echo $TPU_WORKER_ID")
     assert shown.split() == ["h3", "/root/sky_workdir", "3"]
     config = str(pod.home / "ssh" / "config")
-    out = subprocess.run(["ssh", "-F", config, "c-worker2", "hostname"], capture_output=True, text=True, timeout=20)
+    out = subprocess.run(["ssh", "-F", config, "c-worker2", "hostname"], capture_output=True, text=True, timeout=120)
     assert out.stdout.strip() == "h2", out.stderr
     podway(pod, "cancel", "-y", "c")
     assert pod.finished("c", 2) == "CANCELLED"

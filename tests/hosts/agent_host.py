@@ -24,7 +24,7 @@ DEADLINE_S = 15.0
 def _oldest_python() -> list[str]:
     """The oldest Python the agent must run on, where there is one that works."""
     path = shutil.which("python3.8")
-    works = path and subprocess.run([path, "-c", ""], capture_output=True, timeout=30).returncode == 0
+    works = path and subprocess.run([path, "-c", ""], capture_output=True, timeout=120).returncode == 0
     return [path] if path and works else []
 
 
@@ -70,7 +70,7 @@ class Host:
 
     def start_agent(self) -> int:
         env = {**os.environ, processes.HOST_ID_VARIABLE: self.host_id}
-        done = subprocess.run(self.command, env=env, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(self.command, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         self.pid = int(done.stdout)
         return self.pid

@@ -321,7 +321,7 @@ def test_shutdown_can_keep_jobs_for_the_next_agent(host):
 def test_there_is_one_agent_per_home(host):
     first = host.pid
     assert host.start_agent() == first
-    foreground = subprocess.run(host.command[:-1], capture_output=True, text=True, timeout=20)
+    foreground = subprocess.run(host.command[:-1], capture_output=True, text=True, timeout=120)
     assert foreground.returncode == 3 and str(first) in foreground.stderr
 
 
@@ -351,10 +351,10 @@ def test_runners_come_from_the_file_the_agent_began_from(host):
 def test_requests_over_stdin_and_stdout(host):
     call = [*host.command[:4], "call", "--home", str(host.home)]
     requests = wire.encode({"op": "hello"}) + wire.encode({"op": "status", "job": "x", "phase": "y"})
-    done = subprocess.run(call, input=requests, capture_output=True, timeout=20)
+    done = subprocess.run(call, input=requests, capture_output=True, timeout=120)
     first, second = (wire.decode(line)[0] for line in done.stdout.splitlines())
     assert first["pid"] == host.pid and second["state"] == "absent" and done.returncode == 0
-    done = subprocess.run([*call[:-1], "/nowhere"], input=requests, capture_output=True, timeout=20)
+    done = subprocess.run([*call[:-1], "/nowhere"], input=requests, capture_output=True, timeout=120)
     assert done.returncode == 1 and wire.decode(done.stdout)[0]["code"] == "no-agent"
 
 
@@ -379,7 +379,7 @@ def test_a_disk_that_takes_no_more_costs_output_and_not_the_job(tmp_path):
 
 def test_a_start_that_the_disk_refuses_can_be_made_again(host):
     def limit(size: str) -> None:
-        subprocess.run(["prlimit", f"--pid={host.pid}", f"--fsize={size}:unlimited"], check=True, timeout=10)
+        subprocess.run(["prlimit", f"--pid={host.pid}", f"--fsize={size}:unlimited"], check=True, timeout=120)
 
     for room in ("4", "30"):  # not even for the script; for the script but not for what the runner writes
         limit(room)

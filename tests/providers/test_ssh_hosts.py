@@ -32,7 +32,7 @@ def test_hosts_of_a_killed_maker_are_removed_by_the_next() -> None:
         "import os, signal; from podway.sandbox.hosts import make_hosts\n"
         "with make_hosts(2, separate=True) as made: print(made.hosts[0].address, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     number = shown.stdout.split(".")[2]
     with make_hosts(1, separate=True) as made:
         taken = made.hosts[0].address.split(".")[2]

@@ -13,7 +13,6 @@ from podway.bench import serve as bench
 from podway.bench.serve import Outcome
 from podway.bench.sse import target_of
 from podway.cli.index import podway
-from podway.cli.serve import command as serve_command
 from podway.errors import UserError
 from tests.serve.live import Live, live
 
@@ -116,12 +115,12 @@ def test_nobody_there() -> None:
 
 
 def test_serve_shows_its_options_and_refuses_nonsense(tmp_path: Path) -> None:
-    shown = CliRunner().invoke(serve_command, ["--help"])
+    shown = CliRunner().invoke(podway, ["serve", "--help"])
     assert shown.exit_code == 0 and "--max-seqs" in shown.output
     with pytest.raises(UserError, match="no such directory"):
-        CliRunner().invoke(serve_command, [str(tmp_path / "none")], catch_exceptions=False)
+        CliRunner().invoke(podway, ["serve", str(tmp_path / "none")], catch_exceptions=False)
     with pytest.raises(UserError, match="port"):
-        CliRunner().invoke(serve_command, [str(tmp_path), "--port", "70000"], catch_exceptions=False)
+        CliRunner().invoke(podway, ["serve", str(tmp_path), "--port", "70000"], catch_exceptions=False)
 
 
 def test_a_server_that_is_not_ready_is_waited_for(server: Live) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from podway.cli.check import command
+from podway.cli.index import podway
 from podway.errors import UserError
 from podway.task.explain import explain
 from podway.task.read import task_from_command
@@ -24,7 +24,7 @@ SCHEMA = jsonschema.Draft202012Validator(json_schema())
 
 
 def check(*arguments: str, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(command, list(arguments), input=stdin, env={"HF_TOKEN": "hf_x"})
+    return CliRunner().invoke(podway, ["check", *arguments], input=stdin, env={"HF_TOKEN": "hf_x"})
 
 
 def test_check_prints_the_task() -> None:

@@ -109,7 +109,7 @@ def test_secrets_in_env_make_the_variable_a_secret() -> None:
 
 
 def run(found: Task) -> tuple[int, str]:
-    done = subprocess.run([found.shell, "-c", found.run], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run([found.shell, "-c", found.run], capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout
 
 
