@@ -50,7 +50,8 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
 _ROWS = (
     ProviderRow(
         name="gcp",
-        opens="podway.providers.gcp.provider:open_provider",
+        opens="podway.providers.gcp.opening:open_provider",
+        configured="podway.providers.gcp.configured:is_configured",
         extra="gcp",
         place="google-zone",
         capabilities=frozenset({"disk", "ports", "buckets", "own-identity"}),
@@ -63,6 +64,10 @@ _ROWS = (
             "GOOGLE_CLOUD_PROJECT",
             "GOOGLE_APPLICATION_CREDENTIALS",
             "CLOUDSDK_CONFIG",
+            "CLOUDSDK_ACTIVE_CONFIG_NAME",
+            "CLOUDSDK_CORE_PROJECT",
+            "CLOUDSDK_COMPUTE_ZONE",
+            "CLOUDSDK_COMPUTE_REGION",
             "STORAGE_EMULATOR_HOST",
         ),
     ),

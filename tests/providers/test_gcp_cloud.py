@@ -21,7 +21,7 @@ from podway.hosts.link import AgentLink
 from podway.order import Order
 from podway.providers import Observation, Request
 from podway.providers.gcp import api
-from podway.providers.gcp.provider import GcpProvider, open_provider
+from podway.providers.gcp.provider import GcpProvider
 from podway.providers.gcp.resources import Listing
 from podway.sandbox.hosts import why_no_hosts
 from podway.sandbox.hosts.netns import why_no_namespaces
@@ -62,7 +62,7 @@ def gcp(cloud: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def _opened(home: Path) -> GcpProvider:
-    provider = open_provider(home)
+    provider = GcpProvider(home)
     provider.pace_s, provider.settle_s = 0.05, 0.5
     return provider
 

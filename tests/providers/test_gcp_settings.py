@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.errors import ProviderError, UserError
+from podway.providers.gcp.account import Account
 from podway.providers.gcp.errors import GcpError, explain, failed_operation
-from podway.providers.gcp.settings import KEYS, Account, Settings, parse_settings, read_settings
+from podway.providers.gcp.settings import KEYS, Settings, parse_settings, read_settings
 
 ZONE = "us-central2-b"
 PARENT = f"projects/p/locations/{ZONE}"
@@ -119,7 +120,9 @@ def test_gcloud_is_asked_for_project_and_tokens(tmp_path: Path, monkeypatch: pyt
     """Where nothing but `gcloud auth login` was done; a gcloud that has these answers stands for the real one."""
     for name in ("PODWAY_GCP_PROJECT", "PODWAY_GCP_ENDPOINT", "GOOGLE_CLOUD_PROJECT", "GOOGLE_APPLICATION_CREDENTIALS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "nothing"))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud-config"))
+    (tmp_path / "gcloud-config").mkdir()
+    (tmp_path / "gcloud-config" / "credentials.db").touch()  # what a login leaves
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     answer = {

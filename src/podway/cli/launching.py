@@ -81,7 +81,8 @@ def tell_notes(task: Task) -> None:
 def offers_page(preview: PreviewReply) -> str:
     """The ways there are to get what the task asks for, and the one that is taken."""
     shown = preview.offers[:OFFERS_SHOWN]
-    shown += [offer for offer in preview.offers[OFFERS_SHOWN:] if offer.chosen]
+    # What is taken, and that it could be simulated instead, are told however many there are.
+    shown += [offer for offer in preview.offers[OFFERS_SHOWN:] if offer.chosen or offer.blocked_code == "simulated"]
     rows = [
         (
             f"{offer.provider} ({offer.zone})" if offer.zone else offer.provider,

@@ -29,7 +29,7 @@ from podway.errors import ProviderError, UserError
 from podway.files import write_atomically
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import TreeEntry, TreeManifest
-from podway.providers.gcp.settings import Account
+from podway.providers.gcp.account import Account
 from podway.storage.address import Address
 from podway.storage.permissions import refused
 

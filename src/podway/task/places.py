@@ -3,6 +3,7 @@
 import re
 from typing import NoReturn
 
+from podway.catalog.prices import all_prices
 from podway.provider_table import ProviderRow, broken_rows, find_row, provider_rows, provider_words
 from podway.task.fields import Field, NotHere, did_you_mean
 from podway.task.task import Placement
@@ -15,7 +16,7 @@ _OTHER_CLOUDS = (
 )
 OTHER_CLOUDS = frozenset(_OTHER_CLOUDS.split())
 
-_ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z][0-9]*")  # us-east5-b; AI zones end in ai1a
+_ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z][a-z0-9]*")  # us-east5-b; AI zones end in ai1a
 
 
 def provider(field: Field, word: str) -> str:
@@ -54,7 +55,11 @@ def from_infra(field: Field) -> Placement:
 def place(field: Field, where: str | None, region: str | None, zone: str | None) -> Placement:
     """The three together; a zone names its region by itself."""
     row = find_row(where) if where else None
-    match = _ZONE.fullmatch(zone) if zone and (row is None or row.place == "google-zone") else None
+    google = row is None or row.place == "google-zone"
+    match = _ZONE.fullmatch(zone) if zone and google else None
+    if zone and google and match is None:
+        zones = sorted({price.zone for price in all_prices() if price.zone})
+        raise field.error(f"{zone} is not a zone of Google Cloud", did_you_mean(zone, zones))
     if match and region and match[1] != region:
         raise field.error(f"the zone {zone} is not in the region {region}", f"leave the region out: it is {match[1]}")
     if match and not region:

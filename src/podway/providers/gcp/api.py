@@ -27,6 +27,7 @@ from google.protobuf.json_format import ParseError
 
 from podway.decoding import from_plain
 from podway.providers import Step
+from podway.providers.gcp.account import Account
 from podway.providers.gcp.errors import GcpError, explain, failed_operation
 from podway.providers.gcp.quota import SERVICE, MetricItem, Quota, read_quotas
 from podway.providers.gcp.resources import (
@@ -43,7 +44,6 @@ from podway.providers.gcp.resources import (
     wanted_of,
     zone_of,
 )
-from podway.providers.gcp.settings import Account
 
 
 class _CallOptions(TypedDict):

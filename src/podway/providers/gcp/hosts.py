@@ -17,10 +17,10 @@ from podway.hosts.link import Opener
 from podway.hosts.ssh.connections import Endpoint, SshConnections
 from podway.order import Host
 from podway.providers import Shell
+from podway.providers.gcp.account import Account
 from podway.providers.gcp.api import Cloud
 from podway.providers.gcp.errors import GcpError
 from podway.providers.gcp.resources import Resource
-from podway.providers.gcp.settings import Account
 from podway.providers.ssh.machine import Held, MachineWork, who_am_i
 from podway.providers.ssh.pool import Machine
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from podway.catalog.prices import ZonePrice, offers_for
+from podway.catalog.regions import distance_km, is_region, regions
 from podway.catalog.slices import Slice, find_slice
 from podway.errors import UserError
 from podway.providers import Blocked, Offer
@@ -17,7 +18,8 @@ from podway.providers.gcp.api import Cloud
 from podway.providers.gcp.errors import GcpError
 from podway.providers.gcp.quota import Quota, too_little
 from podway.providers.gcp.settings import Settings
-from podway.task.task import Resources
+from podway.task.fields import did_you_mean
+from podway.task.task import Placement, Resources
 
 FRESH_S = 900.0  # what a project is offered changes by days, quotas by requests that take hours
 AT_ONCE = 8
@@ -38,7 +40,8 @@ class OfferFinder:
         zones = settings.zones
         place = resources.placement
         if resources.accelerator is None:
-            zone = place.zone or next((z for z in zones if place.region in (None, _region(z))), None)
+            preferred = [*zones, *([settings.near] if settings.near and not is_region(settings.near) else [])]
+            zone = place.zone or next((one for one in preferred if place.region in (None, _region(one))), None)
             zone = zone or (f"{place.region}-a" if place.region else CPU_ZONE)
             note = "a virtual machine; its price is not in the catalog"
             return [
@@ -71,7 +74,7 @@ class OfferFinder:
         if all(offer.blocked for offer in made) and self._quotas[0] < begun:
             self._quotas = (-FRESH_S, ())  # perhaps somebody asked for quota since, and got it
             made = judged()
-        return sorted(made, key=lambda offer: (offer.hourly_cost is None, offer.hourly_cost or 0.0, offer.zone or ""))
+        return sorted(made, key=lambda offer: _rank(offer, zones, settings.near))
 
     def remember(self, zone: str, accelerator_type: str, spot: bool, why: str) -> None:
         """A zone said that the project has no quota there, which does not change by itself."""
@@ -118,6 +121,25 @@ class OfferFinder:
             return ()
 
 
+def _rank(offer: Offer, zones: tuple[str, ...], near: str | None) -> tuple[bool, float, int, float, str]:
+    """By price; of one price the zone that the settings name first, then the nearest to the one that is preferred."""
+    zone = offer.zone or ""
+    place = zones.index(zone) if zone in zones else len(zones)
+    home = zones[0] if zones else near
+    far = distance_km(_region(home), _region(zone)) if home and zone != home else -1.0  # before others of its region
+    return offer.hourly_cost is None, offer.hourly_cost or 0.0, place, far, zone
+
+
+def check_place(place: Placement, zones: tuple[str, ...]) -> None:
+    """Refuse a place that Google Cloud does not have, before anybody is asked; one that the settings name is believed."""
+    region, zone = place.region, place.zone
+    wanted = region or (_region(zone) if zone else None)
+    if wanted is None or is_region(wanted) or zone in zones or wanted in {_region(one) for one in zones}:
+        return
+    what = f"zone {zone}" if zone else f"region {region}"
+    raise UserError(f"Google Cloud has no {what}", did_you_mean(wanted, regions()))
+
+
 def _wanted(price: ZonePrice, resources: Resources, zones: tuple[str, ...]) -> bool:
     place = resources.placement
     if place.zone:
@@ -153,5 +175,6 @@ def _offer(tpu: Slice, price: ZonePrice, slices: int, spot: bool, blocked: Block
     )
 
 
-def _region(zone: str) -> str:
-    return zone.rpartition("-")[0]
+def _region(place: str) -> str:
+    """Of a zone; a region is its own."""
+    return place if is_region(place) else place.rpartition("-")[0]

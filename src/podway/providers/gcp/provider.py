@@ -16,20 +16,23 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from podway.errors import ProviderError, UserError
 from podway.hosts.link import Opener
 from podway.hosts.ssh.config import config_text, include, write_config
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, SelfTeardown, Shell, Step
+from podway.providers.gcp.account import Account
 from podway.providers.gcp.api import EVERYWHERE, Cloud
+from podway.providers.gcp.configured import preferred_place
 from podway.providers.gcp.errors import GcpError
 from podway.providers.gcp.hosts import Hosts
-from podway.providers.gcp.offers import OfferFinder
+from podway.providers.gcp.offers import OfferFinder, check_place
 from podway.providers.gcp.records import ClusterRecords
 from podway.providers.gcp.render import RenderContext, is_queued, render
 from podway.providers.gcp.resources import KINDS, Kind, Listing, Resource, disk_size_gb, is_spot, wanted_of, zone_of
 from podway.providers.gcp.self_teardown import self_teardown
-from podway.providers.gcp.settings import Account
 from podway.providers.gcp.state import WAITING, ClusterRecord, State, condition_of, judge, owned_resource
 from podway.task.task import Resources
 
@@ -47,11 +50,6 @@ MADE_BY: dict[str, tuple[Kind, ...]] = {
     "create-disk": ("disk",),
     "create-firewall": ("firewall rule",),
 }
-
-
-def open_provider(root: Path) -> "GcpProvider":
-    """The provider with its settings, keys and records under `root`."""
-    return GcpProvider(root)
 
 
 class GcpProvider:
@@ -75,8 +73,10 @@ class GcpProvider:
 
     def offers(self, resources: Resources, slices: int) -> list[Offer]:
         """The zones that have such slices, with their prices; those that the project is not offered say so."""
+        settings = msgspec.structs.replace(self.account.settings, near=preferred_place())
+        check_place(resources.placement, settings.zones)
         self.account.check()
-        return self.offer_finder.offers(resources, slices, self.account.settings)
+        return self.offer_finder.offers(resources, slices, settings)
 
     def render(self, name: str, order: Order) -> Request:
         """The calls, from the order and the settings."""
