@@ -7,13 +7,16 @@ our own bug.
 
 
 class UserError(Exception):
-    """What is wrong (one line), what to do (one line), and the HTTP status the server answers it with."""
+    """What is wrong (one line), what to do (one line), the HTTP status the server answers it with, and a code for programs."""
 
-    def __init__(self, what: str, hint: str, *, status: int = 400, others: "tuple[UserError, ...]" = ()) -> None:
+    def __init__(
+        self, what: str, hint: str, *, status: int = 400, code: str | None = None, others: "tuple[UserError, ...]" = ()
+    ) -> None:
         super().__init__(what)
         self.what = what
         self.hint = hint
         self.status = status
+        self.code = code  # where a program is to react to this mistake in particular
         self.others = others  # further mistakes of the same file, found in the same reading
 
     def __str__(self) -> str:

@@ -27,4 +27,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     task: Task
     options: LaunchOptions = LaunchOptions()
     files: tuple[FileTree, ...] = ()
+    agreed: str | None = (
+        None  # digest of the preview a person agreed to: anything else is refused (code `offer_changed`)
+    )
     request_id: str | None = None  # the same id twice is one job: a client may resend when a response was lost

@@ -40,6 +40,8 @@ class Stub:
         self.users: list[api.UserView] = []
         self.shell = api.ShellReply(argv=["bash", "--norc", "-i"], env={"PODWAY_RANK": "0"}, cwd=None)
         self.launch_job: int | None = 1
+        self.order = records.order()
+        self.moves_to: list[str] = []
         self.refuse: dict[str, UserError] = {}  # path suffix -> what to answer
         self.garbage = False
         self.calls: list[tuple[str, str, Any]] = []
@@ -103,6 +105,10 @@ class Stub:
 
     def find_job(self, name: str, number: str, body: Any, data: bytes) -> api.JobView:
         self.find(name)
+        if number == "latest":
+            if not self.jobs[name]:
+                raise UserError(f"cluster {name} has no jobs", f"submit one: podway exec {name} FILE", status=404)
+            return self.jobs[name][-1]
         for job in self.jobs[name]:
             if job.number == int(number):
                 return job
@@ -112,10 +118,19 @@ class Stub:
         name = body["options"].get("cluster") or "podway-ada-1234"
         request = {"provider": "local", "name": name, "steps": [{"verb": "start-host"}]}
         return api.PreviewReply(
-            cluster=name, exists=name in self.clusters, offers=self.offers, order=records.order(), request=request
+            cluster=name,
+            exists=name in self.clusters,
+            offers=self.offers,
+            order=self.order,
+            request=request,
+            digest=self.order.zone or "",
         )
 
     def launch(self, body: Any, data: bytes) -> api.LaunchReply:
+        if self.moves_to:  # what was shown is not to be had any more
+            self.order = msgspec.structs.replace(self.order, zone=self.moves_to.pop(0))
+            self.offers = [msgspec.structs.replace(offer, zone=self.order.zone) for offer in self.offers]
+            raise UserError("the offer has changed", "look again", status=409, code="offer_changed")
         name = body["options"]["cluster"]
         created = name not in self.clusters
         if created:
@@ -199,7 +214,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("POST", f"{_C}/jobs", Stub.execute),
     ("GET", f"{_C}/jobs", Stub.list_jobs),
     ("POST", f"{_C}/cancel", Stub.cancel),
-    ("GET", f"{_C}/jobs/([0-9]+)", Stub.find_job),
+    ("GET", f"{_C}/jobs/([0-9]+|latest)", Stub.find_job),
     ("GET", f"{_C}/jobs/([0-9]+)/watch", Stub.watched),
     ("GET", f"{_C}/jobs/([0-9]+)/output", Stub.written),
     ("GET", f"{_C}/shell", lambda stub, name, body, data: stub.shell),
@@ -221,7 +236,7 @@ def _handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
                 found = stub.answer(self.command, parts.path, dict(parse_qsl(parts.query)), self.body())
                 status, pieces = 200, found if isinstance(found, Iterator) else iter([msgspec.json.encode(found)])
             except UserError as error:
-                reply = api.ErrorReply(error=api.ErrorView(what=error.what, hint=error.hint))
+                reply = api.ErrorReply(error=api.ErrorView(what=error.what, hint=error.hint, code=error.code or ""))
                 status, pieces = error.status, iter([msgspec.json.encode(reply)])
             self.send_response(status)
             self.end_headers()

@@ -38,8 +38,18 @@ def test_names_or_all_but_one_of_them(run: Run, three: Stub, verb: str) -> None:
     assert run(verb, "nope-*") == (
         1,
         "",
-        "Error: there is no cluster 'nope-*'\n  clusters there are: exp-1, exp-2, other\n",
+        "Error: there is no cluster 'nope-*'\n  existing clusters: exp-1, exp-2, other\n",
     )
+
+
+def test_an_unknown_name_does_not_keep_the_others(run: Run, three: Stub) -> None:
+    result = run("down", "-y", "exp-1", "nope", "other", "nada-*")
+    assert result.code == 1
+    assert result.out.count("is gone: nothing of it is left") == 2
+    assert "there is no cluster 'nope'" in result.err and "there is no cluster 'nada-*'" in result.err
+    assert [name for name in three.clusters if three.asked("DELETE", f"/v1/clusters/{name}")] == ["exp-1", "other"]
+    assert run("stop", "exp-2", "nope").code == run("start", "exp-2", "nope").code == 1
+    assert three.clusters["exp-2"].state == "UP"
 
 
 def test_stop_then_start(run: Run, three: Stub) -> None:

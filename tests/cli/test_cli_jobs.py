@@ -60,7 +60,9 @@ def test_logs_status_of_nothing(run: Run, stub: Stub) -> None:
     assert run("logs", "demo", "--status").code == 102
     assert run("logs", "demo", "9", "--status").code == 102
     assert run("logs", "nope", "--status").code == 102
-    assert run("logs", "demo") == (1, "", "Error: cluster demo has no jobs\n  submit one: podway exec demo FILE\n")
+    assert run("logs", "demo") == (102, "", "Error: cluster demo has no jobs\n  submit one: podway exec demo FILE\n")
+    assert run("logs", "demo", "99") == (102, "", "Error: cluster demo has no job 99\n  see: podway queue demo\n")
+    assert run("logs", "demo", "99", "-s", "saved").code == 102
 
 
 def test_sync_down_saves_what_each_rank_wrote(run: Run, demo: Stub, tmp_path: Path) -> None:

@@ -299,6 +299,25 @@ def test_on_a_terminal_it_asks_and_spins(home: Path, stub: Stub) -> None:
     assert stub.asked("GET", "/v1/clusters/demo/jobs/1/watch")[0]["colour"] == "true"
 
 
+def test_a_changed_offer_is_shown_and_sent_as_shown(run: Run, stub: Stub) -> None:
+    stub.frames, stub.offers = GOOD, [records.offer()]
+    stub.moves_to = ["there", "elsewhere"]
+    result = run("launch", "-y", "-c", "demo", "true")
+    assert result.code == 0
+    assert [body["agreed"] for body in stub.asked("POST", LAUNCH)] == ["here", "there", "elsewhere"]
+    assert result.err.count("Note: the offer has changed") == 2
+    for zone in ("here", "there", "elsewhere"):
+        assert f"local ({zone})" in result.out
+
+
+def test_a_changed_offer_is_asked_about_again(home: Path, stub: Stub) -> None:
+    stub.frames, stub.offers = GOOD, [records.offer()]
+    stub.moves_to = ["there"]
+    code, shown = on_terminal("launch", "-c", "demo", "true", typed="y\nn\n")
+    assert code == 1 and shown.count("Proceed?") == 2 and shown.endswith("Nothing was done.\r\n")
+    assert len(stub.asked("POST", LAUNCH)) == 1
+
+
 def test_on_a_terminal_no_means_no(home: Path, stub: Stub) -> None:
     code, shown = on_terminal("launch", "-c", "demo", "true", typed="n\n")
     assert code == 1

@@ -46,7 +46,7 @@ def test_status_by_name_and_pattern(run: Run, stub: Stub) -> None:
     assert "No resource is without its cluster." in run("status", "-r", "other").out
     result = run("status", "exp-1", "nope")
     assert result.code == 1
-    assert result.err == "Error: there is no cluster 'nope'\n  clusters there are: exp-1, exp-2, other\n"
+    assert result.err == "Error: there is no cluster 'nope'\n  existing clusters: exp-1, exp-2, other\n"
 
 
 def test_a_name_cannot_steer_the_terminal(run: Run, stub: Stub) -> None:

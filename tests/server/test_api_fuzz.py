@@ -180,6 +180,37 @@ def test_a_request_sent_twice_is_one_job(web: TestClient) -> None:
     assert len(web.get("/v1/clusters/c1/jobs", headers=HEADERS).json()["jobs"]) == 1
 
 
+def test_what_was_agreed_to_is_what_is_launched(web: TestClient) -> None:
+    shown = web.post("/v1/preview", json=LAUNCH, headers=HEADERS).json()
+    other = {**LAUNCH, "agreed": "something else"}
+    refused = web.post("/v1/launch", json=other, headers=HEADERS)
+    assert refused.status_code == 409 and refused.json()["error"]["code"] == "offer_changed"
+    assert "v6e-8 (1 host, simulated on this machine)" in refused.json()["error"]["what"]
+    assert web.get("/v1/clusters", headers=HEADERS).json()["clusters"] == []
+    agreed = {**LAUNCH, "agreed": shown["digest"]}
+    first = web.post("/v1/launch", json=agreed, headers=HEADERS).json()
+    assert web.post("/v1/launch", json=agreed, headers=HEADERS).json()["job"] == first["job"]  # its answer was lost
+    # Somebody else's cluster has taken the name since: it is not what was agreed to.
+    assert web.post("/v1/launch", json={**agreed, "request_id": "s"}, headers=HEADERS).status_code == 409
+    again = web.post("/v1/preview", json=LAUNCH, headers=HEADERS).json()
+    assert again["exists"] and again["order"] == shown["order"] and again["digest"] != shown["digest"]
+    agreed = {**LAUNCH, "agreed": again["digest"], "request_id": "s"}
+    assert web.post("/v1/launch", json=agreed, headers=HEADERS).json()["job"] == first["job"] + 1
+
+
+def test_the_latest_job_is_not_an_ad_hoc_command(web: TestClient) -> None:
+    bare = {"resources": LAUNCH["task"]["resources"]}
+    web.post("/v1/launch", json={**LAUNCH, "task": bare}, headers=HEADERS)
+    assert web.get("/v1/clusters/c1/jobs/latest", headers=HEADERS).status_code == 404
+    web.post("/v1/clusters/c1/run", json={"command": "uptime"}, headers=HEADERS)
+    assert web.get("/v1/clusters/c1/jobs/latest", headers=HEADERS).json()["number"] == 1
+    web.post("/v1/clusters/c1/jobs", json={"task": LAUNCH["task"]}, headers=HEADERS)
+    web.post("/v1/clusters/c1/run", json={"command": "uptime"}, headers=HEADERS)
+    latest = web.get("/v1/clusters/c1/jobs/latest", headers=HEADERS).json()
+    assert (latest["number"], latest["ad_hoc"]) == (2, False)
+    assert web.get("/v1/clusters/c1/jobs/\u00b2", headers=HEADERS).status_code == 404
+
+
 def test_secret_values_are_not_in_the_database(web: TestClient, tmp_path: Path) -> None:
     task = {**LAUNCH["task"], "secrets": {"S": "hunter2-value"}}
     assert web.post("/v1/launch", json={**LAUNCH, "task": task}, headers=HEADERS).status_code == 200

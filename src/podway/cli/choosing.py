@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import click
 
@@ -14,33 +15,62 @@ from podway.server.client import Client
 _POLL_S = (0.05, 0.5)  # soon at first, then seldom
 
 
+class Selection(NamedTuple):
+    """The clusters that were meant, in their own order, and a mistake for each pattern that matches none."""
+
+    clusters: list[ClusterView]
+    mistakes: list[UserError]
+
+
+def select(clusters: Sequence[ClusterView], patterns: Sequence[str]) -> Selection:
+    """Those whose name matches one of the patterns."""
+    names = ", ".join(cluster.name for cluster in clusters[:8])
+    hint = f"existing clusters: {names}" if names else "there are none; create one with: podway launch"
+    mistakes = [
+        UserError(f"there is no cluster {pattern!r}", hint)
+        for pattern in patterns
+        if not any(fnmatchcase(cluster.name, pattern) for cluster in clusters)
+    ]
+    found = [cluster for cluster in clusters if any(fnmatchcase(cluster.name, pattern) for pattern in patterns)]
+    return Selection(found, mistakes)
+
+
 def matching(clusters: Sequence[ClusterView], patterns: Sequence[str]) -> list[ClusterView]:
-    """Those whose name matches one of the patterns, in their own order; a pattern that matches none is a mistake."""
-    for pattern in patterns:
-        if not any(fnmatchcase(cluster.name, pattern) for cluster in clusters):
-            names = ", ".join(cluster.name for cluster in clusters[:8])
-            hint = f"clusters there are: {names}" if names else "there are none; make one with: podway launch"
-            raise UserError(f"there is no cluster {pattern!r}", hint)
-    return [cluster for cluster in clusters if any(fnmatchcase(cluster.name, pattern) for pattern in patterns)]
+    """For commands that only show: a pattern that matches none ends them."""
+    found = select(clusters, patterns)
+    if found.mistakes:
+        raise found.mistakes[0]
+    return found.clusters
 
 
-def chosen(client: Client, names: Sequence[str], *, every: bool) -> list[ClusterView]:
-    """What the command is about; naming nothing, or both names and --all, is a usage error."""
+def chosen(client: Client, names: Sequence[str], *, every: bool) -> Selection:
+    """What the command is about; naming nothing, or both names and --all, is a usage error. All wrong is an error."""
     if bool(names) == every:
         raise click.UsageError(
             "Give the names of clusters, or --all." if not names else "Give names or --all, not both."
         )
     clusters = client.clusters()
-    return clusters if every else matching(clusters, names)
+    found = Selection(clusters, []) if every else select(clusters, names)
+    if not found.clusters:
+        raise_all(found.mistakes)
+    return found
+
+
+def raise_all(failures: Sequence[UserError]) -> None:
+    """The first is raised, the others are told before it; none is no error."""
+    for other in failures[1:]:
+        click.echo(f"Error: {other}", err=True)
+    if failures:
+        raise failures[0]
 
 
 def for_each(
-    clusters: Sequence[ClusterView], act: Callable[[str], ClusterView], client: Client, goal: str, doing: str, done: str
+    chosen: Selection, act: Callable[[str], ClusterView], client: Client, goal: str, doing: str, done: str
 ) -> None:
     """Ask for it on all clusters at once, then wait until each is in the state `goal`. One that cannot stops no other."""
-    failures: list[UserError] = []
+    failures = list(chosen.mistakes)
     asked: list[ClusterView] = []
-    for cluster in clusters:
+    for cluster in chosen.clusters:
         try:
             asked.append(act(cluster.name))
         except UserError as error:
@@ -53,10 +83,7 @@ def for_each(
                 screen.done(f"Cluster {cluster.name} {done.format(name=cluster.name)}.")
             except UserError as error:
                 failures.append(error)
-    for other in failures[1:]:
-        click.echo(f"Error: {other}", err=True)
-    if failures:
-        raise failures[0]
+    raise_all(failures)
 
 
 def until(client: Client, asked: ClusterView, goal: str, screen: Screen) -> None:

@@ -20,10 +20,10 @@ from podway.server.client import Client
 @click.option("-p", "--purge", is_flag=True, help="Delete the resources that no cluster accounts for instead.")
 @yes_option
 def command(names: tuple[str, ...], every: bool, purge: bool, yes: bool) -> None:
-    """Delete clusters and everything they made.
+    """Delete clusters and everything they created.
 
     CLUSTER may be a name or a pattern such as 'exp-*'. Jobs that run are cancelled; the command returns when nothing is left.
-    While a provider fails, its error is shown and the server keeps trying.
+    A name that is unknown does not keep the others. While a provider fails, its error is shown and the server keeps trying.
     """
     client = Client()
     if purge:
@@ -31,12 +31,12 @@ def command(names: tuple[str, ...], every: bool, purge: bool, yes: bool) -> None
             raise UserError("--purge deletes what belongs to no cluster", "give no names with it: podway down --purge")
         _purge(client, yes)
         return
-    clusters = chosen(client, names, every=every)
-    if not clusters:
+    found = chosen(client, names, every=every)
+    if not found.clusters:
         click.echo("Nothing to take down.")
         return
-    proceed(f"Terminating {len(clusters)} cluster(s): {', '.join(c.name for c in clusters)}.", yes=yes)
-    for_each(clusters, client.down, client, "GONE", "Taking down", "is gone: nothing of it is left")
+    proceed(f"Terminating {len(found.clusters)} cluster(s): {', '.join(c.name for c in found.clusters)}.", yes=yes)
+    for_each(found, client.down, client, "GONE", "Taking down", "is gone: nothing of it is left")
 
 
 def _purge(client: Client, yes: bool) -> None:

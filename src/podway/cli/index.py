@@ -29,7 +29,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "ssh": ("podway.cli.ssh:command", "Open a shell on a host of a cluster.", CLUSTERS),
     "stop": ("podway.cli.stop:command", "Stop clusters and keep their disks.", CLUSTERS),
     "start": ("podway.cli.start:command", "Start stopped clusters.", CLUSTERS),
-    "down": ("podway.cli.down:command", "Delete clusters and everything they made.", CLUSTERS),
+    "down": ("podway.cli.down:command", "Delete clusters and everything they created.", CLUSTERS),
     "autostop": ("podway.cli.autostop:command", "Stop or delete a cluster once it is idle.", CLUSTERS),
     "cost": ("podway.cli.cost:command", "Show what clusters cost, the gone ones too.", CLUSTERS),
     "tpus": ("podway.cli.tpus:command", "Show TPUs: their sizes, memory, speed and price.", FACTS),

@@ -1,7 +1,8 @@
 """A launch, from a task to the end of its job.
 
 1. the server is asked what it would do: the offers, the one it takes, and the exact request (`--dryrun` ends here);
-2. the person agrees (a new cluster only, and only at a terminal);
+2. the person agrees (a new cluster only, and only at a terminal) to exactly that: when the server would do something else by
+   the time it is told to, it refuses, and what it would do now is shown and asked again;
 3. files go up, and then the launch itself: from here on everything goes on without this command;
 4. the job is followed to its end, whose state is the exit code.
 """
@@ -16,6 +17,7 @@ from podway.cli.sizing import warn_misfit
 from podway.cli.tables import table
 from podway.cli.watching import Story, follow, tell_end
 from podway.control.records import ENDED
+from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.quantities import format_count
 from podway.server.api import Frame, LaunchReply, OfferView, PreviewReply
@@ -24,6 +26,7 @@ from podway.server.uploading import upload
 from podway.task.task import Task
 
 OFFERS_SHOWN = 10
+OFFERS_ASKED = 5  # times a changed offer is shown before giving up
 
 
 class Interaction(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,21 +46,37 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
         tell_notes(task)
         request = LaunchRequest(task=task, options=options)
         preview = client.preview(request)
-        for note in preview.notes:
-            click.echo(f"Note: {note}", err=True)
-        warn_misfit(task, preview.order)
-        if not preview.exists:
-            screen.line(offers_page(preview))
         if interaction.dryrun:
+            _show(screen, task, preview)
             click.echo(msgspec.json.format(msgspec.json.encode(preview.request)))
             return 0
-        if not preview.exists:
-            proceed(f"Launching a new cluster {preview.cluster!r}.", yes=interaction.yes)
-        files = upload(client, screen, task)
-        screen.step(_doing(preview))
-        named = msgspec.structs.replace(options, cluster=preview.cluster)
-        reply = client.submit(msgspec.structs.replace(request, options=named, files=files))
-        return _see_through(client, screen, reply, interaction)
+        for _ in range(OFFERS_ASKED):
+            _show(screen, task, preview)
+            if not preview.exists:
+                proceed(f"Launching a new cluster {preview.cluster!r}.", yes=interaction.yes)
+            files = request.files or upload(client, screen, task)
+            screen.step(_doing(preview))
+            named = msgspec.structs.replace(options, cluster=preview.cluster)
+            request = msgspec.structs.replace(request, options=named, files=files, agreed=preview.digest)
+            try:
+                reply = client.submit(request)
+            except UserError as error:
+                if error.code != "offer_changed":
+                    raise
+                click.echo(f"Note: {error.what}", err=True)
+                preview = client.preview(request)
+                continue
+            return _see_through(client, screen, reply, interaction)
+        raise UserError("the offers keep changing", "name one place, e.g. with --zone, and run the command again")
+
+
+def _show(screen: Screen, task: Task, preview: PreviewReply) -> None:
+    """What the launch would do."""
+    for note in preview.notes:
+        click.echo(f"Note: {note}", err=True)
+    warn_misfit(task, preview.order)
+    if not preview.exists:
+        screen.line(offers_page(preview))
 
 
 def submit(cluster: str, task: Task, interaction: Interaction) -> int:

@@ -41,15 +41,24 @@ def command(
 ) -> None:
     """Show what a job prints, and follow it to its end.
 
-    JOB is a number as `podway queue` shows it; without it, the latest job. Ctrl-C stops watching, never the job.
+    JOB is a number as `podway queue` shows it; without it, the latest job
+    (not a command of `podway run`, unless there is nothing else). Ctrl-C stops watching, never the job.
 
     Followed to its end, or with --status, exits with 0 if the job succeeded, 100 if it failed, 101 if it has not ended, 102
     if there is no such job, 103 if it was cancelled.
     """
     client = Client()
+    try:
+        found = client.job(cluster, job)
+    except UserError as error:
+        if error.status != 404:
+            raise
+        click.echo(f"Error: {error}", err=True)
+        ctx.exit(NOT_FOUND)
     if status:
-        ctx.exit(_tell_status(client, cluster, job))
-    number = job or client.latest(cluster)
+        click.echo(f"Job {found.number}: {found.state}")
+        ctx.exit(exit_code(found.state))
+    number = found.number
     with Screen() as screen:
         if sync_down is not None:
             _save(client, screen, cluster, number, Path(sync_down).expanduser())
@@ -58,18 +67,6 @@ def command(
         end = follow(client, screen, cluster, number, follow=keep, tail=tail, rank=rank, raw=raw, timestamps=timestamps)
         if keep:
             ctx.exit(tell_end(screen, number, end))
-
-
-def _tell_status(client: Client, cluster: str, number: int | None) -> int:
-    try:
-        job = client.job(cluster, number)
-    except UserError as error:
-        if error.status != 404:
-            raise
-        click.echo(f"{error.what}", err=True)
-        return NOT_FOUND
-    click.echo(f"Job {job.number}: {job.state}")
-    return exit_code(job.state)
 
 
 def _save(client: Client, screen: Screen, cluster: str, number: int, into: Path) -> None:

@@ -3,7 +3,7 @@
 import click
 
 from podway.cli.asking import proceed
-from podway.cli.choosing import chosen, for_each
+from podway.cli.choosing import chosen, for_each, raise_all
 from podway.cli.options import cluster_names_argument, every_option, yes_option
 from podway.server.client import Client
 
@@ -19,11 +19,11 @@ def command(names: tuple[str, ...], every: bool, yes: bool) -> None:
     stopped. A TPU slice of several hosts cannot be stopped by the cloud: take it down instead.
     """
     client = Client()
-    clusters = [cluster for cluster in chosen(client, names, every=every) if cluster.state != "STOPPED"]
-    if not clusters:
+    found = chosen(client, names, every=every)
+    found = found._replace(clusters=[cluster for cluster in found.clusters if cluster.state != "STOPPED"])
+    if not found.clusters:
+        raise_all(found.mistakes)
         click.echo("Nothing to stop.")
         return
-    proceed(f"Stopping {len(clusters)} cluster(s): {', '.join(c.name for c in clusters)}.", yes=yes)
-    for_each(
-        clusters, client.stop, client, "STOPPED", "Stopping", "is stopped; start it again with: podway start {name}"
-    )
+    proceed(f"Stopping {len(found.clusters)} cluster(s): {', '.join(c.name for c in found.clusters)}.", yes=yes)
+    for_each(found, client.stop, client, "STOPPED", "Stopping", "is stopped; start it again with: podway start {name}")

@@ -112,7 +112,7 @@ class Controller:
             case "submit":
                 crash.point("provision.before-submit")
                 if self._last[1] == 0:
-                    await self._event(f"Starting {provisioning.what(cluster)}", kind="progress")
+                    await self._event(f"Starting {provisioning.describe(cluster.order)}", kind="progress")
                 await provider.submit(provider.render(cluster.name, cluster.order))
                 crash.point("provision.after-submit")
             case "start":

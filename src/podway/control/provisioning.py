@@ -96,7 +96,7 @@ def up(cluster: Cluster, seen: Observation, now: float) -> tuple[str, Cluster]:
         search=replace(search, recovering=False, rounds=0, attempts=attempts),
         billing=Billing(up_since=billing.up_since or now, billed_s=billing.billed_s, spent=billing.spent),
     )
-    return f"is up: {what(new)}", new
+    return f"is up: {describe(new.order)}", new
 
 
 def begin_attempt(cluster: Cluster, now: float) -> Cluster:
@@ -128,9 +128,8 @@ def attempts_summary(cluster: Cluster) -> str:
     return "; ".join([*parts, *(f"not tried, {text}" for text in cluster.search.untried)])
 
 
-def what(cluster: Cluster) -> str:
+def describe(order: Order) -> str:
     """`2 x v6e-16 (8 hosts, gcp us-east5-b)`."""
-    order = cluster.order
     kind = order.accelerator_type or "CPU host"
     many = f"{order.slices} x {kind}" if order.slices > 1 else kind
     zones = " or ".join(order.zones) or order.zone or ""

@@ -112,6 +112,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     order: Order
     hosts: tuple[Host, ...] = ()
     autostop: Autostop | None = None
+    request_id: str | None = None  # of the launch that created it
     active_at: float  # last time a job ended or was submitted; autostop counts from here
     search: CapacitySearch = CapacitySearch()
     billing: Billing = Billing()

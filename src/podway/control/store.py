@@ -255,6 +255,12 @@ class Store:
             row = db.execute(query).first()
         return None if row is None else _job(row)
 
+    def has_request(self, cluster_id: str, request_id: str) -> bool:
+        """Whether a request has become a job."""
+        query = sa.select(jobs.c.number).where(jobs.c.cluster_id == cluster_id, jobs.c.request_id == request_id)
+        with self.reader.connect() as db:
+            return db.execute(query).first() is not None
+
     def jobs(self, cluster_id: str, *, open_only: bool = False, limit: int = 1000) -> list[Job]:
         """A cluster's jobs, oldest first; at most the latest `limit`."""
         query = sa.select(jobs).where(jobs.c.cluster_id == cluster_id)

@@ -4,6 +4,7 @@ Nothing here waits for a host or a cloud: intent is persisted before anything is
 begun is known. The controllers in `reconcile.py` do the doing.
 """
 
+import hashlib
 import re
 import secrets
 import time
@@ -16,7 +17,7 @@ from podway.control import transitions
 from podway.control.capability_check import remarks
 from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
-from podway.control.provisioning import begin_attempt
+from podway.control.provisioning import begin_attempt, describe
 from podway.control.records import CapacitySearch, Cluster, ClusterState, Event, Job, JobState, default_name
 from podway.control.store import AlreadyEnded, Stale, Store
 from podway.control.vault import SecretVault
@@ -50,6 +51,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     order: Order
     request: Request
     exists: bool
+    digest: str
     notes: tuple[str, ...] = ()  # what the task asks for that has no effect there
 
 
@@ -76,15 +78,22 @@ class Control:
     def preview(self, request: LaunchRequest, user: str) -> Preview:
         """The plan and the exact request, without doing anything."""
         name = self._name(request.options.cluster, user)
-        choice = self._choose(request)
-        order, _ = take(choice.best)
-        rendered = self.provider(order.provider).render(name, order)
         known = self.store.find(name)
+        offers: tuple[Offer, ...] = ()
         if known is not None:
             check_fit(known, request.task)
-        notes = self._judge(request.task, order.provider, setup=request.options.setup)
+            order = known.order
+        else:
+            choice = self._choose(request)
+            offers, (order, _) = choice.offers, take(choice.best)
         return Preview(
-            cluster=name, offers=choice.offers, order=order, request=rendered, exists=known is not None, notes=notes
+            cluster=name,
+            offers=offers,
+            order=order,
+            request=self.provider(order.provider).render(name, order),
+            exists=known is not None,
+            digest=agreement(order, exists=known is not None),
+            notes=self._judge(request.task, order.provider, setup=request.options.setup),
         )
 
     def launch(self, request: LaunchRequest, user: str) -> Launched:
@@ -101,6 +110,8 @@ class Control:
                 )
             cluster = self._create(name, request, user)
         else:
+            if not self._sent_before(cluster, request):
+                _check_agreed(request, cluster.order, exists=True)
             self._judge(request.task, cluster.order.provider)
             check_fit(cluster, request.task)
             cluster = self._bring_up(cluster)
@@ -229,14 +240,25 @@ class Control:
         return cluster
 
     def find_job(self, name: str, number: str | int) -> tuple[Cluster, Job]:
-        """A cluster and one of its jobs, whose number may be as a person typed it."""
+        """A cluster and one of its jobs by number, or its `latest`: a job, or a command of `podway run` where there is no job."""
         cluster, text = self.find_cluster(name), str(number)
+        if text == "latest":
+            jobs = self.store.jobs(cluster.id)
+            if not jobs:
+                raise UserError(f"cluster {name} has no jobs", f"submit one: podway exec {name} FILE", status=404)
+            return cluster, next((job for job in reversed(jobs) if job.gang), jobs[-1])
         job = self.store.job(cluster.id, int(text)) if JOB_NUMBER.fullmatch(text) else None
         if job is None:
             raise UserError(f"cluster {name} has no job {text}", f"see: podway queue {name}", status=404)
         return cluster, job
 
     # the inside
+
+    def _sent_before(self, cluster: Cluster, request: LaunchRequest) -> bool:
+        """Whether this very request created the cluster or its job: its response was lost, and it comes again."""
+        if request.request_id is None:
+            return False
+        return cluster.request_id == request.request_id or self.store.has_request(cluster.id, request.request_id)
 
     def _choose(self, request: LaunchRequest) -> Choice:
         return choose(
@@ -251,6 +273,7 @@ class Control:
     def _create(self, name: str, request: LaunchRequest, user: str) -> Cluster:
         choice = self._choose(request)
         order, left = take(choice.best)
+        _check_agreed(request, order, exists=False)
         for provider in dict.fromkeys(one.provider for one in choice.best):
             self._judge(request.task, provider)
         self.provider(order.provider).render(name, order)  # refuse what cannot be rendered before anything is written
@@ -263,6 +286,7 @@ class Control:
             goal="up",
             order=order,
             created=now,
+            request_id=request.request_id,
             active_at=now,
             search=CapacitySearch(
                 candidates=choice.candidates,
@@ -345,6 +369,23 @@ class Control:
             return self.store.update(cluster.id, change, text=text)
         except Stale:
             raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
+
+
+def agreement(order: Order, *, exists: bool) -> str:
+    """A digest of what a person agrees to: this order, to be created or reused."""
+    return hashlib.sha256(msgspec.json.encode((exists, order))).hexdigest()[:32]
+
+
+def _check_agreed(request: LaunchRequest, order: Order, *, exists: bool) -> None:
+    if request.agreed in (None, agreement(order, exists=exists)):
+        return
+    now = f"the existing cluster {request.options.cluster}, " if exists else ""
+    raise UserError(
+        f"the offer has changed since it was shown: it is now {now}{describe(order)}",
+        "run the command again to see all offers",
+        status=409,
+        code="offer_changed",
+    )
 
 
 def _does_something(task: Task) -> bool:

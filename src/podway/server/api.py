@@ -105,6 +105,7 @@ class PreviewReply(Reply, frozen=True):
     offers: list[OfferView]
     order: Order
     request: dict[str, Any]
+    digest: str = ""  # of what is shown; a launch that carries it is refused when it would do something else
     notes: list[str] = []
 
 
@@ -134,6 +135,7 @@ class JobView(Reply, frozen=True):
     reason: str
     exits: list[ExitView]
     exclusive: bool
+    ad_hoc: bool = False  # a command of `podway run`
     attempt: int = 1
 
 
@@ -293,10 +295,11 @@ class UsersReply(Reply, frozen=True):
 
 
 class ErrorView(Reply, frozen=True):
-    """What went wrong and what to do."""
+    """What went wrong and what to do; `code` is set where a program is to react to it (`offer_changed`)."""
 
     what: str
     hint: str
+    code: str = ""
 
 
 class ErrorReply(Reply, frozen=True):

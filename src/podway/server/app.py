@@ -71,7 +71,7 @@ def _guarded(answer: Endpoint) -> Endpoint:
         try:
             return await answer(request)
         except UserError as error:
-            return _error(error.status, error.what, error.hint)
+            return _error(error.status, error.what, error.hint, error.code or "")
         except msgspec.ValidationError as error:
             return _error(400, f"the request body is not right: {error}", "see /openapi.json for its fields")
         except (msgspec.DecodeError, UnicodeError) as error:
@@ -118,5 +118,5 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(encode(value), status_code=status, media_type="application/json")
 
 
-def _error(status: int, what: str, hint: str) -> Response:
-    return _json(api.ErrorReply(error=api.ErrorView(what=what, hint=hint)), status)
+def _error(status: int, what: str, hint: str, code: str = "") -> Response:
+    return _json(api.ErrorReply(error=api.ErrorView(what=what, hint=hint, code=code)), status)

@@ -142,15 +142,12 @@ class Client:
 
     def job(self, cluster: str, number: int | None = None, wait: float = 0.0) -> api.JobView:
         """One job (None: the latest), once it has ended or after `wait` seconds."""
-        number = self.latest(cluster) if number is None else number
-        return self._call("GET", f"{_at(cluster)}/jobs/{number}?wait={wait}", api.JobView)
+        which = "latest" if number is None else str(number)
+        return self._call("GET", f"{_at(cluster)}/jobs/{which}?wait={wait}", api.JobView)
 
     def latest(self, cluster: str) -> int:
-        """The number of the latest job."""
-        found = self.jobs(cluster, limit=1)
-        if not found:
-            raise UserError(f"cluster {cluster} has no jobs", f"submit one: podway exec {cluster} FILE", status=404)
-        return found[-1].number
+        """The number of the latest job; a command of `run` counts where there is nothing else."""
+        return self.job(cluster).number
 
     def wait(self, cluster: str, job: int | None = None, *, timeout: float | None = None) -> api.JobView:
         """Wait until a job (None: the latest) has ended; TimeoutError if it has not within `timeout` seconds."""

@@ -138,4 +138,4 @@ def _problem(response: Response) -> UserError:
         error = from_json(data, api.ErrorReply).error
     except msgspec.DecodeError:
         return UserError(f"the server answered {response.status}", "is this a Podway server?", status=response.status)
-    return UserError(error.what, error.hint, status=response.status)
+    return UserError(error.what, error.hint, status=response.status, code=error.code)

@@ -87,6 +87,7 @@ def job_view(cluster: Cluster, job: Job) -> JobView:
         reason=job.reason,
         exits=exits,
         exclusive=job.exclusive,
+        ad_hoc=not job.gang,
         attempt=job.attempt.number,
     )
 
@@ -152,5 +153,6 @@ def preview_view(preview: Preview) -> PreviewReply:
         offers=offers,
         order=chosen,
         request=msgspec.to_builtins(preview.request),
+        digest=preview.digest,
         notes=list(preview.notes),
     )
