@@ -1,22 +1,20 @@
 """What happens inside a machine of its own without anybody logging in: a guest agent's work, and disks that appear.
 
-Everything is done through /proc/PID/root, the machine's file system as its first process sees it. Users are written into
-the machine's /etc files as `useradd` would: a process less for each of many machines.
+What is changed inside is changed by guest.py, a process that enters the machine first.
 """
 
-import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 
-SUDOERS = "google-sudoers"  # the group a guest agent puts people into: they may do all, without a password
-SUDOERS_ID = 3000
-FIRST_USER_ID = 2000  # above those that this machine may have given its own people
+from podway.sandbox.hosts import disk_mounts, guest
+from podway.sandbox.hosts.guest import Keys
+
 _USER = re.compile(r"^[a-z_][a-z0-9_.-]{0,31}$")
-Keys = dict[str, list[str]]  # user -> public keys
 
 
 class DiskWish(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,42 +36,12 @@ def users_of(*metadata: dict[str, str]) -> Keys:
     return users
 
 
-def let_in(root: Path, keys: Keys) -> None:
-    """These users with these keys, and nobody else; who is new gets a home and may sudo."""
-    known = {line.partition(":")[0] for line in (root / "etc/passwd").read_text().splitlines()}
-    for user in keys:
-        if user not in known:
-            _add_user(root, user)
-    folder = root / "run/pw/keys"
-    for user, lines in keys.items():
-        (folder / user).write_text("\n".join(lines) + "\n")
-    for file in folder.iterdir():
-        if file.name not in keys:
-            file.unlink()
-
-
-def _add_user(root: Path, user: str) -> None:
-    passwd, group = root / "etc/passwd", root / "etc/group"
-    taken = [int(line.split(":")[2]) for line in passwd.read_text().splitlines() if line.count(":") >= 6]
-    number = max([FIRST_USER_ID - 1, *(one for one in taken if one < 60000)]) + 1
-    lines = [line for line in group.read_text().splitlines() if not line.startswith(f"{SUDOERS}:")]
-    sudoers = [line.rpartition(":")[2] for line in group.read_text().splitlines() if line.startswith(f"{SUDOERS}:")]
-    members = ",".join(filter(None, [*sudoers, user]))
-    group.write_text("\n".join([*lines, f"{user}:x:{number}:", f"{SUDOERS}:x:{SUDOERS_ID}:{members}"]) + "\n")
-    _append(passwd, f"{user}:x:{number}:{number}::/home/{user}:/bin/bash")
-    _append(
-        root / "etc/shadow", f"{user}:*:19000:0:99999:7:::"
-    )  # no password, and not locked: sshd refuses locked users
-    home = root / "home" / user
-    shutil.copytree(root / "etc/skel", home, symlinks=True)
-    for path in [home, *home.rglob("*")]:
-        os.chown(path, number, number, follow_symlinks=False)
-    home.chmod(0o750)
-
-
-def _append(file: Path, line: str) -> None:
-    with open(file, "a") as out:
-        out.write(f"{line}\n")
+def change_inside(pids: list[int], **what: object) -> None:
+    """One of the changes of guest.py, in each of these machines."""
+    asked = msgspec.json.encode({"pids": pids, **what})
+    done = subprocess.run([sys.executable, "-I", guest.__file__], input=asked, capture_output=True, timeout=60)
+    if done.returncode:
+        raise RuntimeError(f"{', '.join(what)} failed on a host: {done.stderr.decode(errors='replace').strip()}")
 
 
 class Disks:
@@ -82,24 +50,43 @@ class Disks:
     def __init__(self, place: Path) -> None:
         self._place = place
         self._attached: dict[int, dict[int, str]] = {}  # a host's index -> a disk's number -> its device
+        self._mounters: dict[int, subprocess.Popen[bytes]] = {}  # a host's index -> disk_mounts.py
         for image in place.glob("*.img"):  # what a sandbox left that was killed
             for line in _losetup("-j", str(image)).stdout.splitlines():
                 _losetup("-d", line.partition(":")[0])
             image.unlink()
 
-    def attach(self, host: int, root: Path, disks: list[DiskWish]) -> None:
-        """Let a host see these disks, and no other."""
+    def attach(self, host: int, keeper: int, disks: list[DiskWish]) -> None:
+        """Let a host see these disks, and no other; `keeper` is a process in the host's outer mount namespace."""
         have = self._attached.setdefault(host, {})
-        for number in [one for one in have if one not in {disk.number for disk in disks}]:
-            self._let_go(root, have.pop(number))
+        gone = [have.pop(number) for number in list(have) if number not in {disk.number for disk in disks}]
+        if gone:
+            change_inside([keeper], detach=gone)
+            for device in gone:
+                _losetup("-d", f"/dev/{device}")
+        new: dict[str, int] = {}
         for disk in disks:
             if disk.number not in have:
                 device = self._device(disk)
                 have[disk.number] = device
-                (root / "sys/block" / device).symlink_to(f"../devices/virtual/block/{device}")
+                new[device] = Path(f"/dev/{device}").stat().st_rdev
+        if new:
+            change_inside([keeper], attach=new)
+        if new and host not in self._mounters:
+            command = [sys.executable, "-I", disk_mounts.__file__, str(keeper)]
+            self._mounters[host] = mounter = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+            )
+            assert mounter.stdout is not None
+            mounter.stdout.readline()  # it listens, or has ended and said why
+            mounter.stdout.close()
 
     def detach_all(self, host: int) -> None:
         """The host is down: nothing of it holds a disk any more."""
+        mounter = self._mounters.pop(host, None)
+        if mounter is not None:
+            mounter.kill()
+            mounter.wait(10)
         for device in self._attached.pop(host, {}).values():
             _losetup("-d", f"/dev/{device}")
 
@@ -123,10 +110,6 @@ class Disks:
         if made.returncode:
             raise RuntimeError(f"no loop device can be made here for a data disk: {made.stderr.strip()}")
         return made.stdout.strip().removeprefix("/dev/")
-
-    def _let_go(self, root: Path, device: str) -> None:
-        (root / "sys/block" / device).unlink(missing_ok=True)
-        _losetup("-d", f"/dev/{device}")
 
 
 def _losetup(*arguments: str) -> subprocess.CompletedProcess[str]:

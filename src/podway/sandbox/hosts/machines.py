@@ -6,7 +6,8 @@ Machines of a node are kept by the node's number. What a guest agent does in the
 from pathlib import Path
 from typing import Protocol
 
-from podway.sandbox.hosts.guests import SUDOERS, Disks, DiskWish, Keys, let_in
+from podway.sandbox.hosts.guest import SUDOERS, Keys
+from podway.sandbox.hosts.guests import Disks, DiskWish, change_inside
 from podway.sandbox.hosts.loopback import LoopbackHosts
 from podway.sandbox.hosts.netns import NetnsHosts, outside, why_no_namespaces
 from podway.sandbox.hosts.sshd import why_no_hosts
@@ -128,9 +129,9 @@ class NetnsMachines:
 
     kind = "netns"
 
-    def __init__(self, place: Path, home_size: str | None = None) -> None:
+    def __init__(self, place: Path, home_size: str | None = None, shares: tuple[str, ...] = ()) -> None:
         self._disks = Disks(place / "disks")
-        self._set = NetnsHosts(0, home_size=home_size)
+        self._set = NetnsHosts(0, home_size=home_size, shares=shares)
         self._of: dict[int, list[int]] = {}
         self._down: set[int] = set()
 
@@ -173,25 +174,21 @@ class NetnsMachines:
             self._down.discard(index)
 
     def let_in(self, number: int, keys: Keys) -> None:
-        for index in self._of.get(number, []):
-            if index not in self._down:
-                let_in(self._set.files(index), keys)
+        up = [self._set.init_pid(index) for index in self._of.get(number, []) if index not in self._down]
+        change_inside(up, let_in=keys)
 
     def attach(self, number: int, disks: list[DiskWish]) -> None:
         for index in self._of.get(number, []):
             if index not in self._down:
-                self._disks.attach(index, self._set.files(index), disks)
+                self._disks.attach(index, self._set.keeper_pid(index), disks)
 
     def wipe(self, disk: int) -> None:
         self._disks.wipe(disk)
 
     def start_script(self, number: int, script: str) -> None:
         for index in self._of.get(number, []):
-            file = self._set.files(index) / "run/pw/startup-script"
-            file.write_text(script)
-            file.chmod(0o755)
-            begin = "setsid bash -c /run/pw/startup-script </dev/null >/var/log/startup-script.log 2>&1 &"
-            self._set.run(index, begin)
+            self._set.run(index, "cat > /run/pw/startup-script; chmod 755 /run/pw/startup-script", script)
+            self._set.run(index, "setsid /run/pw/startup-script </dev/null >/var/log/startup-script.log 2>&1 &")
 
     def namespaces(self, number: int) -> list[str]:
         return [self._set.namespace(index) for index in self._of.get(number, [])]

@@ -1,11 +1,11 @@
-"""Machines of our own: each a network namespace on one bridge, with its own root (an overlay over this machine's), its own
-home, /tmp, process ids and host name, and an sshd on port 22.
+"""Confined machines: each a network namespace on one bridge, with its own root, home, /tmp, process ids and host name, and an
+sshd on port 22. Of this machine they see its programs (/usr) and nothing else; boot.py says how that is held.
 
 1. A bridge is made under a free number N; that it cannot exist twice is the claim on 10.213.N.0/24.
 2. Each host gets a namespace and a veth pair; there is no default route, so hosts reach each other and this machine's end
    of the bridge, and nothing else.
-   Of this machine's disks they see none: /sys/block is empty until one is attached.
-3. `unshare` starts each host's init, a shell loop that keeps sshd running unless told not to, and buries orphans.
+3. `unshare` starts boot.py, which becomes each host's init: a shell loop that keeps sshd running unless told not to, and reaps
+   orphans.
 
 More hosts may be added later, one may be lost and booted again with the files it had, or removed. `close` ends the inits
 (the kernel ends all in their pid namespace) and removes namespaces, bridge and files. A set whose maker was killed is removed
@@ -13,20 +13,24 @@ by the next one who makes hosts.
 """
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from functools import cache
 from pathlib import Path
 
+from podway.sandbox.hosts import boot, disk_mounts
+from podway.sandbox.hosts.skeleton import make_skeleton
 from podway.sandbox.hosts.sshd import SshHost, make_key, sshd_config
 
-PLACE = Path("/tmp/podway-netns")
+PLACE = Path("/run/podway-hosts")  # where nobody but root can put anything
 NETWORK = "10.213"  # inside 10.0.0.0/8 and rarely anyone's
 OUTSIDE = "198.18"  # RFC 2544: for tests between networks, so never anyone's; a host's address as the outside calls it
 METADATA_ADDRESS = "169.254.169.254"  # where a machine of Google Cloud asks who it is; one of its own here
@@ -34,26 +38,8 @@ MOST_SETS = 200
 FIRST, LAST = 10, 254  # of a host's last number
 READY_S = 15.0
 HOME_SIZE = "64m"
-
-_INIT = """set -e
-mount --make-rprivate /
-mount -t overlay overlay -o lowerdir=/,upperdir=$R/up,workdir=$R/work $R/root
-mount -t proc proc $R/root/proc
-mount -t sysfs sysfs $R/root/sys
-mount -t tmpfs -o mode=755 tmpfs $R/root/sys/block
-mount --rbind /dev $R/root/dev
-mount -t tmpfs -o mode=1777 tmpfs $R/root/tmp
-mount -t tmpfs tmpfs $R/root/run
-if [ -n "$HOMES" ]; then mkdir -p -m 700 $HOMES/$H; mount --bind $HOMES/$H $R/root/root
-elif [ -n "$SIZE" ]; then mount -t tmpfs -o mode=700,size=$SIZE tmpfs $R/root/root; fi
-mkdir -p $R/root/run/sshd $R/root/run/pw/keys
-cp $R/sshd_config $R/host_key $R/authorized $R/root/run/pw/
-chmod 600 $R/root/run/pw/host_key
-hostname $H
-cd /
-exec chroot $R/root /bin/sh -c 'while :; do
-  [ -e /run/pw/no-sshd ] || /usr/sbin/sshd -D -f /run/pw/sshd_config -E /run/pw/sshd.log; sleep 0.05; done'
-"""
+_HOSTS = "127.0.0.1 localhost\n@ADDRESS@ @NAME@\n"
+_ISOLATE = ["unshare", "--mount", "--uts", "--pid", "--ipc"]
 
 
 @cache
@@ -65,14 +51,7 @@ def why_no_namespaces() -> str | None:
     if missing:
         return f"{missing[0]} is not installed (Debian: iproute2, util-linux, procps)"
     # Root of a container may lack what it takes.
-    probe = [
-        *["unshare", "--mount", "--uts", "--pid", "--ipc", "--net", "--fork"],
-        "mount",
-        "-t",
-        "tmpfs",
-        "tmpfs",
-        "/mnt",
-    ]
+    probe = [*_ISOLATE, "--net", "--fork", sys.executable, "-I", boot.__file__, "--probe"]
     tried = subprocess.run(probe, capture_output=True, text=True, timeout=20)
     return f"namespaces are not allowed here: {tried.stderr.strip()}" if tried.returncode else None
 
@@ -82,13 +61,23 @@ class NetnsHosts:
 
     separate = True
 
-    def __init__(self, count: int, homes: Path | None = None, *, home_size: str | None = HOME_SIZE) -> None:
-        """Homes lie in memory up to a size; or in a directory of this machine; or (no size) in memory with all else."""
+    def __init__(
+        self,
+        count: int,
+        homes: Path | None = None,
+        *,
+        home_size: str | None = HOME_SIZE,
+        shares: tuple[str, ...] = (),
+    ) -> None:
+        """Homes lie in memory up to a size; or in a directory of this machine; or (no size) in memory with all else.
+
+        `shares` are directories of this machine that the hosts may read, at the same place.
+        """
         PLACE.mkdir(mode=0o755, exist_ok=True)
         _remove_orphans()
         self._number = _claim()
         self._place = PLACE / str(self._number)
-        self._homes, self._home_size = homes, home_size
+        self._homes, self._home_size, self._shares = homes, home_size, shares
         self._inits: dict[int, subprocess.Popen[bytes]] = {}
         self._growing = threading.Lock()
         self._free = list(range(FIRST, LAST + 1))
@@ -106,6 +95,7 @@ class NetnsHosts:
         # The upper layers must not lie on the file system that is the lower one (overlayfs refuses).
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", self._place], check=True)
         (self._place / "maker").write_text(f"{os.getpid()} {_start_of(os.getpid())}")
+        self._layers = make_skeleton(self._place / "skeleton")
         self.key = make_key(self._place / "key")
         bridge, n = f"pwb{self._number}", self._number
         _ip([f"addr add {net}.{n}.1/24 dev {bridge}" for net in (NETWORK, OUTSIDE)] + [f"link set {bridge} up"])
@@ -156,14 +146,14 @@ class NetnsHosts:
 
     def _furnish(self, index: int, files: dict[str, str]) -> None:
         host, place = self.hosts[index], self._place / f"h{index}"
-        for folder in ("up", "work", "root", "up/root"):
-            (place / folder).mkdir(parents=True)
-        (place / "up/root").chmod(0o700)
-        # Else this machine's own home, its .bashrc first of all, shows through.
-        os.setxattr(place / "up/root", "trusted.overlay.opaque", b"y")
-        for name, text in files.items():
-            (place / "up" / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / "up" / name).write_text(text.replace("@ADDRESS@", host.address).replace("@NAME@", host.name))
+        (place / "root").mkdir(parents=True)
+        own = {f"root/{name}": text for name, text in {"etc/hosts": _HOSTS, **files}.items()}
+        own |= {f"usr/local/bin/{verb}": disk_mounts.MOUNT for verb in ("mount", "umount")}
+        for name, text in own.items():
+            file = place / "layers" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text.replace("@ADDRESS@", host.address).replace("@NAME@", host.name))
+            file.chmod(0o755 if name.startswith("usr/") else 0o644)
         make_key(place / "host_key")
         shutil.copy(self._place / "key.pub", place / "authorized")
         config = sshd_config(
@@ -176,18 +166,23 @@ class NetnsHosts:
 
     def _start_init(self, index: int) -> None:
         host, place = self.hosts[index], self._place / f"h{index}"
-        isolate = ["unshare", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child", "sh", "-c"]
-        environment = {
-            "PATH": os.defpath + ":/usr/sbin:/sbin",
-            "R": str(place),
-            "H": host.name,
-            "HOMES": str(self._homes or ""),
-            "SIZE": self._home_size or "",
+        home = self._homes / host.name if self._homes else None
+        if home is not None:
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        machine = {
+            "place": str(place),
+            "skeleton": str(self._place / "skeleton"),
+            "layers": ":".join(self._layers),
+            "name": host.name,
+            "homes": str(home or ""),
+            "home_size": self._home_size or "",
         }
+        spec = json.dumps({"machine": machine, "shares": self._shares})
+        start = [*_ISOLATE, "--fork", "--kill-child", sys.executable, "-I", boot.__file__, spec]
         with open(place / "init.log", "wb") as log:
             self._inits[index] = subprocess.Popen(
-                ["ip", "netns", "exec", f"pw{self._number}h{index}", *isolate, _INIT],
-                env=environment,
+                ["ip", "netns", "exec", f"pw{self._number}h{index}", *start],
+                env={"PATH": os.defpath + ":/usr/sbin:/sbin"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -240,17 +235,23 @@ class NetnsHosts:
             time.sleep(0.01)
         raise RuntimeError(f"host {index} has no process")
 
+    def keeper_pid(self, index: int) -> int:
+        """A process of this machine in the host's outer mount namespace, for as long as the host runs."""
+        return self._inits[index].pid
+
     def files(self, index: int) -> Path:
         return Path(f"/proc/{self.init_pid(index)}/root")
 
     def written(self, index: int) -> Path:
-        """What the machine has written over the root it shares with this one, apart from its home, /tmp and /run."""
-        return self._place / f"h{index}" / "up"
+        """What the machine has written, apart from its home, /tmp and /run."""
+        return self._place / f"h{index}" / "layers"
 
-    def run(self, index: int, command: str) -> str:
+    def run(self, index: int, command: str, given: str = "") -> str:
         pid = str(self.init_pid(index))
-        enter = ["nsenter", "--target", pid, "--mount", "--uts", "--pid", "--ipc", "--net", "--root"]
-        done = subprocess.run([*enter, "sh", "-c", f"cd /; {command}"], capture_output=True, text=True, timeout=30)
+        # The user namespace too: what runs there is the machine's, also where its root has replaced the shell.
+        enter = ["nsenter", "--target", pid, "--user", "--mount", "--uts", "--pid", "--ipc", "--net", "--root"]
+        shell = [*enter, "sh", "-c", f"cd /; {command}"]
+        done = subprocess.run(shell, input=given, capture_output=True, text=True, timeout=30)
         if done.returncode:
             raise RuntimeError(f"{command!r} on host {index}: {done.stderr.strip()}")
         return done.stdout
