@@ -39,7 +39,8 @@ def test_a_sandbox_from_up_to_down(podway: Podway, podway_home: Path) -> None:
     podway("up")
     assert find_sandbox(podway_home / "sandbox") == running
     lines = dict(line.removeprefix("export ").split("=", 1) for line in podway("env").stdout.splitlines())
-    assert lines["PODWAY_GCP_ENDPOINT"] == lines["STORAGE_EMULATOR_HOST"] == running.rest
+    assert lines["PODWAY_GCP_ENDPOINT"] == running.rest
+    assert lines["STORAGE_EMULATOR_HOST"] == running.storage
     assert lines["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"].endswith("/")  # gcloud insists on it
 
     podway("stock", "0", "--generation", "v6e", "--zone", "us-east1-d")
@@ -49,13 +50,17 @@ def test_a_sandbox_from_up_to_down(podway: Podway, podway_home: Path) -> None:
     assert "Delete*" in podway("faults").stdout
     assert "Delete*" not in podway("faults", "--clear").stdout
 
+    def ask(method: str, url: str, data: bytes | None = None) -> None:
+        headers = {**running.headers(), "Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method)).close()
+
     nodes = f"{running.rest}/v2/projects/sandbox/locations/us-east5-b/nodes"
     body = {
         "acceleratorType": "v6e-8",
         "runtimeVersion": "v2-alpha-tpuv6e",
         "schedulingConfig": {"spot": True},
     }
-    urllib.request.urlopen(f"{nodes}?nodeId=mine", json.dumps(body).encode()).close()
+    ask("POST", f"{nodes}?nodeId=mine", json.dumps(body).encode())
     shown = podway("status").stdout
     assert "mine" in shown
     assert "us-east5-b" in shown
@@ -63,7 +68,7 @@ def test_a_sandbox_from_up_to_down(podway: Podway, podway_home: Path) -> None:
     assert json.loads(podway("status", "-o", "json").stdout)["nodes"].popitem()[1] == "PREEMPTED"
     assert "PREEMPTED" in podway("status").stdout
     assert "not found" in podway("preempt", "yours", rc=1).stderr
-    urllib.request.urlopen(urllib.request.Request(f"{nodes}/mine", method="DELETE")).close()
+    ask("DELETE", f"{nodes}/mine")
     assert "mine" in podway("ledger").stdout
     assert podway("down").stdout == "The sandbox is gone.\n"
     assert find_sandbox(podway_home / "sandbox") is None

@@ -1,5 +1,6 @@
 """Google Cloud end to end, as a person types it: a pretend cloud whose hosts are real, each with its own network, files and sshd."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -34,7 +35,9 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     why_not = why_no_hosts() or why_no_namespaces()
     if why_not:
         pytest.skip(why_not)
-    with running_sandbox(tmp_path_factory.mktemp("sandbox")) as running:
+    jax = importlib.util.find_spec("jax")  # whose packages one job uses on its hosts
+    shared = ("--share", str(Path(jax.origin).parent.parent)) if jax and jax.origin else ()
+    with running_sandbox(tmp_path_factory.mktemp("sandbox"), options=shared) as running:
         yield running
 
 

@@ -20,7 +20,9 @@ STEP = re.compile(r"completed step: (\d+),.* (loss: [\d.]+, grad_norm: [\d.]+)")
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[Running]:
-    with running_sandbox(tmp_path / "sandbox") as running:
+    packages = Path(jax.__file__).parent.parent
+    shared = tuple(word for path in {packages, ROOT} for word in ("--share", str(path)))
+    with running_sandbox(tmp_path / "sandbox", options=shared) as running:
         yield running
 
 
@@ -33,13 +35,13 @@ def training(cloud: Running, output: str) -> Task:
     where = {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-        "STORAGE_EMULATOR_HOST": cloud.rest,
+        "STORAGE_EMULATOR_HOST": cloud.storage,
         "TENSORSTORE_GCS_HTTP_URL": cloud.rest,
-        "GOOGLE_AUTH_TOKEN_FOR_TESTING": "unused",
+        "GOOGLE_AUTH_TOKEN_FOR_TESTING": cloud.token,
         "GOOGLE_CLOUD_PROJECT": "sandbox",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else it asks over gRPC with TLS, which the sandbox has not
         "PODWAY_TEST_PAUSE": "0.3",
-        # The hosts see this machine's files, and its python3 where that is the packages' own.
+        # The hosts are given these directories to read; their python3 is this machine's.
         "PYTHONPATH": ":".join(map(str, (Path(jax.__file__).parent.parent, ROOT, ROOT / "src"))),
     }
     exports = " ".join(f"{name}='{value}'" for name, value in where.items())
@@ -57,7 +59,7 @@ def test_preempted_in_mid_training_the_losses_are_the_same(
 ) -> None:
     storage = pytest.importorskip("google.cloud.storage")
     pytest.importorskip("gcsfs")
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.rest)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", cloud.storage)
     bucket = storage.Client(project="sandbox").create_bucket("runs")
     start(pod, cloud, tmp_path)
     for name in ("whole", "cut"):

@@ -46,10 +46,10 @@ def storage(made: NetnsHosts, tmp_path: Path) -> Iterator[Running]:
 
 
 @contextlib.contextmanager
-def relayed(made: NetnsHosts, to: str) -> Iterator[str]:
+def relayed(made: NetnsHosts, to: Running) -> Iterator[str]:
     """The sandbox listens on loopback; hosts reach this machine's end of their bridge. The address they use."""
     address = made.hosts[0].address.rpartition(".")[0] + ".1"
-    host, _, port = to.removeprefix("http://").partition(":")
+    host, _, port = to.rest.removeprefix("http://").partition(":")
 
     def pump(source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ def relayed(made: NetnsHosts, to: str) -> Iterator[str]:
 
     with socket.create_server((address, 0)) as listener:
         threading.Thread(target=serve, daemon=True).start()
-        yield f"http://{address}:{listener.getsockname()[1]}"
+        yield f"http://sandbox:{to.token}@{address}:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
 
 
@@ -83,7 +83,7 @@ def test_a_bucket_is_copied_and_another_made_filled_mounted_and_written_back(
     (seed / "seed.txt").write_text("a seed")
     file = tmp_path / "task.yaml"
     file.write_text(TASK.format(data=data, ckpt=ckpt, seed=seed))
-    with relayed(lab, storage.rest) as endpoint:
+    with relayed(lab, storage) as endpoint:
         pod.start(STORAGE_EMULATOR_HOST=endpoint, PODWAY_GCP_PROJECT=storage.project)
         shown = podway(pod, "launch", "-y", "-c", "c", str(file))
         for rank in range(4):
@@ -123,7 +123,7 @@ def test_a_mount_that_is_not_allowed_names_the_permission(
         "faults",
         {"kind": "error", "service": "storage", "method": "objects.list", "status": "PERMISSION_DENIED", "message": said, "times": 999},
     )  # fmt: skip
-    with relayed(lab, storage.rest) as endpoint:
+    with relayed(lab, storage) as endpoint:
         pod.start(STORAGE_EMULATOR_HOST=endpoint, PODWAY_GCP_PROJECT=storage.project)
         shown = podway(pod, "launch", "-y", "-c", "c", str(file), code=100)
         assert f"gs://{bucket}: tpu@p.iam.gserviceaccount.com may not list it" in shown, shown

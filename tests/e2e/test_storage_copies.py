@@ -9,6 +9,7 @@ from podway.errors import UserError
 from podway.sandbox.running import Running, running_sandbox
 from podway.task.task import Bucket, FileMount
 from tests.e2e.harness import Podway, task, without_prefix
+from tests.sandbox.clients import credentials_of
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def client_of(storage: Running):  # type: ignore[no-untyped-def]
     from google.cloud import storage as gcs
 
     options = {"api_endpoint": storage.rest}
-    return gcs.Client(project=storage.project, client_options=options, use_auth_w_custom_endpoint=False)
+    return gcs.Client(project=storage.project, credentials=credentials_of(storage), client_options=options)
 
 
 def put(storage: Running, bucket: str, name: str, data: bytes) -> None:
@@ -45,7 +46,7 @@ def copying(*mounts: tuple[str, str], run: str) -> object:
 def test_a_bucket_and_an_object_are_copied_to_simulated_hosts(pod: Podway, storage: Running) -> None:
     put(storage, "numbers", "set/a/one.txt", b"one")
     put(storage, "numbers", "set/two.txt", b"two")
-    pod.start(STORAGE_EMULATOR_HOST=storage.rest, PODWAY_GCP_PROJECT=storage.project)
+    pod.start(STORAGE_EMULATOR_HOST=storage.storage, PODWAY_GCP_PROJECT=storage.project)
     show = "echo $PODWAY_RANK $(cat ~/data/a/one.txt ~/data/two.txt) $(ls ~/data | wc -l) $(cat alone)"
     both = copying(("~/data", "gs://numbers/set"), ("alone", "gs://numbers/set/two.txt"), run=show)
     pod.client.launch(both, cluster="c")  # type: ignore[arg-type]

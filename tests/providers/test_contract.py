@@ -102,7 +102,7 @@ def provider(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 def use_sandbox(sandbox: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in sandbox.environment(Path("/nonexistent")).items():
-        if name.startswith("PODWAY_"):
+        if name.startswith(("PODWAY_", "GOOGLE_")):
             monkeypatch.setenv(name, value)
 
 

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import requests
 from google.api_core import exceptions
-from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage, tpu_v1, tpu_v2, tpu_v2alpha1
 from google.longrunning import operations_pb2
 from googleapiclient import discovery
@@ -23,6 +21,7 @@ from googleapiclient.errors import HttpError
 
 from podway.sandbox.running import Running, SandboxError, running_sandbox
 from tests.conftest import wait_until
+from tests.sandbox.clients import credentials_of, over_grpc, over_rest
 
 SPEED = 2000.0
 
@@ -40,16 +39,6 @@ def parent(sandbox: Running) -> Iterator[str]:
     sandbox.command("DELETE", "faults")
     sandbox.command("POST", "stock", {"chips": None})
     sandbox.command("POST", "quota", {"limit": None})
-
-
-def over_grpc(module: Any, sandbox: Running) -> Any:
-    transport = module.TpuClient.get_transport_class("grpc")
-    return module.TpuClient(transport=transport(channel=grpc.insecure_channel(sandbox.grpc)))
-
-
-def over_rest(sandbox: Running) -> tpu_v2.TpuClient:
-    options = {"api_endpoint": sandbox.rest}
-    return tpu_v2.TpuClient(transport="rest", credentials=AnonymousCredentials(), client_options=options)
 
 
 WIRES: dict[str, Callable[[Running], tpu_v2.TpuClient]] = {
@@ -282,7 +271,7 @@ def test_quotas_over_the_discovery_client(sandbox: Running, parent: str) -> None
     api = discovery.build(
         "serviceusage",
         "v1beta1",
-        credentials=AnonymousCredentials(),
+        credentials=credentials_of(sandbox),
         client_options={"api_endpoint": sandbox.rest},
         static_discovery=True,
     )
@@ -318,8 +307,8 @@ def test_quotas_over_the_discovery_client(sandbox: Running, parent: str) -> None
 
 @pytest.fixture
 def bucket(sandbox: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[storage.Bucket]:
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", sandbox.rest)
-    client = storage.Client(project=sandbox.project, credentials=AnonymousCredentials())
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", sandbox.storage)
+    client = storage.Client(project=sandbox.project, credentials=credentials_of(sandbox))
     made = client.create_bucket("my-bucket", location="us-east5")
     yield made
     sandbox.command("POST", "permissions", {"bucket": "my-bucket", "deny": []})
@@ -389,7 +378,7 @@ def test_a_missing_permission_is_named(bucket: storage.Bucket, sandbox: Running)
 @pytest.mark.skipif(shutil.which("rclone") is None, reason="rclone is not installed")
 def test_rclone(bucket: storage.Bucket, sandbox: Running, tmp_path: Path) -> None:
     config = tmp_path / "rclone.conf"
-    config.write_text(f"[s]\ntype = google cloud storage\nanonymous = true\nendpoint = {sandbox.rest}/storage/v1/\n")
+    config.write_text(f"[s]\ntype = google cloud storage\nanonymous = true\nendpoint = {sandbox.storage}/storage/v1/\n")
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "f.bin").write_bytes(os.urandom(300_000))
 

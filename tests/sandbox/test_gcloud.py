@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from podway.sandbox.hosts import why_no_hosts
 from podway.sandbox.hosts.netns import why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
+from tests.sandbox.clients import session_of
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -127,7 +127,7 @@ def test_disks_come_and_go(gcloud: Gcloud, sandbox: Running) -> None:
     if subprocess.run(["losetup", "-f"], capture_output=True).returncode:
         pytest.skip("no loop device can be made here")
     disks = f"{sandbox.rest}/compute/v1/projects/sandbox/zones/us-east5-b/disks"
-    urllib.request.urlopen(disks, json.dumps({"name": "data", "sizeGb": "20"}).encode()).close()
+    session_of(sandbox).post(disks, json={"name": "data", "sizeGb": "20"}).raise_for_status()
     vm, zone = ("alpha", "compute", "tpus", "tpu-vm"), "--zone=us-east5-b"
     gcloud(*vm, "create", "d", "--accelerator-type=v6e-8", "--version=v2-alpha-tpuv6e", zone)
     gcloud(*vm, "attach-disk", "d", "--disk=data", "--mode=read-write", zone)

@@ -1,6 +1,6 @@
 """The machines behind the sandbox's nodes: who may log in, what they are told, what is left when they stop, reboot or go."""
 
-import getpass
+import json
 import shutil
 import subprocess
 import time
@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-import requests
 from google.api_core import exceptions
 from google.cloud import tpu_v2
 
@@ -18,6 +16,7 @@ from podway.sandbox.hosts import make_key, why_no_hosts
 from podway.sandbox.hosts.netns import PLACE, why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
 from tests.conftest import wait_until
+from tests.sandbox.clients import over_grpc, session_of
 
 pytestmark = pytest.mark.skipif(bool(why_no_hosts()), reason=str(why_no_hosts()))
 needs_root = pytest.mark.skipif(bool(why_no_namespaces()), reason=str(why_no_namespaces()))
@@ -29,8 +28,8 @@ class Lab:
 
     def __init__(self, sandbox: Running, place: Path) -> None:
         self.sandbox, self.key = sandbox, make_key(place / "key")
-        transport = tpu_v2.TpuClient.get_transport_class("grpc")
-        self.client = tpu_v2.TpuClient(transport=transport(channel=grpc.insecure_channel(sandbox.grpc)))
+        self.client = over_grpc(tpu_v2, sandbox)
+        self.session = session_of(sandbox)
 
     @property
     def public(self) -> str:
@@ -41,11 +40,20 @@ class Lab:
         wish = tpu_v2.Node(accelerator_type=accelerator, runtime_version="v2-alpha-tpuv6e", metadata=metadata, **more)
         return self.client.create_node(parent=PARENT, node_id=id, node=wish).result(timeout=60)
 
-    def ssh(self, address: str, command: str, user: str = "root", port: int = 22) -> subprocess.CompletedProcess[str]:
+    def command(self, address: str, command: str, user: str = "root", port: int = 22) -> list[str]:
         options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=5"]
         flags = [word for option in (*options, "BatchMode=yes") for word in ("-o", option)]
         target = ["-i", str(self.key), "-p", str(port), f"{user}@{address}", command]
-        return subprocess.run(["ssh", *flags, *target], capture_output=True, text=True, timeout=60)
+        return ["ssh", *flags, *target]
+
+    def ssh(self, address: str, command: str, user: str = "root", port: int = 22) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(address, command, user, port),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +107,11 @@ def test_a_machine_knows_who_it_is(lab: Lab) -> None:
     assert "not found" in ask("instance/nonsense")
     assert "Missing" in lab.ssh(address, f"curl -s {server}/instance/name").stdout
     wait_until(lambda: lab.ssh(address, "cat /var/tmp/started").stdout.strip() == "0")
-    assert '"project":"sandbox"' in lab.ssh(address, f"curl -s {lab.sandbox.rest}/sandbox").stdout
+    token = json.loads(ask("instance/service-accounts/default/token"))["access_token"]
+    mine = f"curl -s -H 'Authorization: Bearer {token}' {lab.sandbox.rest}"
+    assert node.name in lab.ssh(address, f"{mine}/v2/{PARENT}/nodes").stdout
+    assert "Hosts may not command" in lab.ssh(address, f"{mine}/sandbox").stdout
+    assert "missing required authentication" in lab.ssh(address, f"curl -s {lab.sandbox.rest}/v2/{PARENT}/nodes").stdout
     lab.client.delete_node(name=node.name).result(timeout=30)
 
 
@@ -123,7 +135,7 @@ def test_a_data_disk_is_seen_by_its_own_machine_alone(lab: Lab) -> None:
     if subprocess.run(["losetup", "-f"], capture_output=True).returncode:
         pytest.skip("no loop device can be made here")
     zone = f"{lab.sandbox.rest}/compute/v1/projects/sandbox/zones/us-east5-b"
-    requests.post(f"{zone}/disks", json={"name": "data", "sizeGb": "30"}).raise_for_status()
+    lab.session.post(f"{zone}/disks", json={"name": "data", "sizeGb": "30"}).raise_for_status()
     disk = {"source_disk": "projects/sandbox/zones/us-east5-b/disks/data", "mode": "READ_WRITE"}
     with pytest.raises(exceptions.BadRequest, match="pod slice"):
         lab.create("pod", "v6e-16", data_disks=[disk])
@@ -140,7 +152,7 @@ def test_a_data_disk_is_seen_by_its_own_machine_alone(lab: Lab) -> None:
     assert lab.ssh(address, "mount /dev/$(lsblk -dno NAME) /mnt && cat /mnt/file").stdout == "kept\n"
     for one in (again, other):
         lab.client.delete_node(name=one.name).result(timeout=30)
-    requests.delete(f"{zone}/disks/data").raise_for_status()
+    lab.session.delete(f"{zone}/disks/data").raise_for_status()
     images = subprocess.run(["losetup", "-a"], capture_output=True, text=True).stdout
     wait_until(lambda: str(lab.key.parent) not in images or not list(lab.key.parent.rglob("*.img")))
 
@@ -148,7 +160,7 @@ def test_a_data_disk_is_seen_by_its_own_machine_alone(lab: Lab) -> None:
 @needs_root
 def test_a_vm_of_compute_engine_is_a_machine_too(lab: Lab) -> None:
     """The host of a legacy TPU Node."""
-    session, zone = requests.Session(), f"{lab.sandbox.rest}/compute/v1/projects/sandbox/zones/us-central1-a"
+    session, zone = lab.session, f"{lab.sandbox.rest}/compute/v1/projects/sandbox/zones/us-central1-a"
     body = {
         "name": "host",
         "machineType": "zones/us-central1-a/machineTypes/n1-standard-8",
@@ -235,7 +247,7 @@ def test_without_root_hosts_are_sshds_on_loopback(tmp_path: Path) -> None:
         ports = [item.value for one in found for item in one.query_value.items if item.key == "ssh-port"]
         assert len(ports) == 4
         address = node.network_endpoints[1].ip_address
-        me = getpass.getuser()
+        me = sandbox.login
         homes = lab.ssh(address, "echo $HOME", me, int(ports[1])).stdout
         assert homes.strip().endswith("/h1/home")
         lab.client.delete_node(name=node.name).result(timeout=30)

@@ -19,7 +19,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.fixture
 def storage(sandbox: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Running]:
     """The variables with which Google's client finds it; faults go with the test."""
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", sandbox.rest)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", sandbox.storage)
     monkeypatch.setenv("PODWAY_GCP_PROJECT", sandbox.project)
     yield sandbox
     sandbox.command("DELETE", "faults")

@@ -19,9 +19,10 @@ from podway.task.task import Bucket
 FILES = {"deep/one.txt": b"1", "two words.bin": bytes(range(256))}
 
 
-def copied(uri: str, home: Path, endpoint: str) -> Path:
-    mount = HostMount(source=Bucket(uri=uri, mode="COPY"), target="~/here", endpoint=endpoint)
+def copied(uri: str, home: Path, storage: Running) -> Path:
+    mount = HostMount(source=Bucket(uri=uri, mode="COPY"), target="~/here", endpoint=storage.rest)
     env = {"HOME": str(home), "PATH": os.environ["PATH"], "CLOUDSDK_CORE_PROJECT": "sandbox"}
+    env["CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"] = storage.environment(home)["CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"]
     done = subprocess.run(["bash", "-c", script(mount)], env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return home / "here"
@@ -40,6 +41,6 @@ def test_gcloud_copies_a_prefix_and_an_object(storage: Running, tmp_path: Path) 
     buckets.upload(address, scan(tmp_path / "source").manifest, blobs)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    there = copied(str(address), tmp_path / "a", storage.rest)
+    there = copied(str(address), tmp_path / "a", storage)
     assert {str(path.relative_to(there)): path.read_bytes() for path in there.rglob("*") if path.is_file()} == FILES
-    assert copied(f"{address}/deep/one.txt", tmp_path / "b", storage.rest).read_bytes() == b"1"
+    assert copied(f"{address}/deep/one.txt", tmp_path / "b", storage).read_bytes() == b"1"

@@ -17,9 +17,9 @@ pytest.importorskip("gcsfs")
 def test_text_and_checkpoints_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_sandbox(tmp_path / "cloud", hosts="none") as cloud:
         where = {
-            "STORAGE_EMULATOR_HOST": cloud.rest,  # Google's client and gcsfs
+            "STORAGE_EMULATOR_HOST": cloud.storage,  # Google's client and gcsfs
             "TENSORSTORE_GCS_HTTP_URL": cloud.rest,  # tensorstore, which orbax writes arrays with
-            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "unused",
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": cloud.token,
             "GOOGLE_CLOUD_PROJECT": "sandbox",
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else it asks over gRPC with TLS, which the sandbox has not
         }

@@ -59,7 +59,7 @@ def command() -> None:
     type=click.Choice(["auto", "netns", "loopback", "none"]),
     default="auto",
     show_default=True,
-    help="What workers are: machines of their own (root only), sshds on loopback, nothing.",
+    help="What workers are: confined machines (root only), sshds on loopback, nothing.",
 )
 @click.option(
     "--speed",
@@ -71,17 +71,26 @@ def command() -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="For HTTP.  [default: any free one]")
 @click.option("--project", default="sandbox", show_default=True, help="The project that clients are told to use.")
 @click.option("--zone", default="us-east5-b", show_default=True, help="The zone that clients are told to use.")
-def up(hosts: str, speed: float, port: int, project: str, zone: str) -> None:
+@click.option(
+    "--share",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    multiple=True,
+    help="A directory of this machine that workers may read, at the same place; may be repeated.",
+)
+def up(hosts: str, speed: float, port: int, project: str, zone: str, share: tuple[str, ...]) -> None:
     """Start it, if it does not run."""
     require("sandbox", "podway sandbox")
     running = find_sandbox(_place())
     if running is None:
         options = ["--hosts", hosts, "--speed", str(speed), "--port", str(port), "--project", project, "--zone", zone]
+        options += [word for path in share for word in ("--share", path)]
         try:
             running, _ = start_sandbox(_place(), *options)
         except SandboxError as error:
             raise UserError(f"the sandbox did not start: {error}", f"see {_place() / 'sandbox.log'}") from None
     click.echo(f"The sandbox runs at {running.rest} (gRPC {running.grpc}), its workers are: {running.machines}.")
+    if running.note:
+        click.echo(f"Note: {running.note}.")
     click.echo('Use it in this shell:  eval "$(podway sandbox env)"')
 
 
@@ -223,9 +232,9 @@ def quota(limit: int | None, zone: str | None, name: str | None) -> None:
 @click.option("--nth", type=click.IntRange(1), help="Only the n-th such request.")
 @click.option("--times", type=click.IntRange(1), help="Only so often.")
 @click.option("--probability", type=click.FloatRange(0, 1), help="Each with this probability.")
-@click.option("--seed", type=int, help="Of the dice.")
+@click.option("--seed", type=int, help="Random seed.")
 def fault(kind: str, **options: Any) -> None:
-    """Let a fault befall requests.
+    """Inject faults into requests.
 
     KIND is error (refused), delay (waits first), slow (answers late), drop (connection closed, nothing done), lost (done, but
     the answer is lost) or lro (accepted, but the operation fails).

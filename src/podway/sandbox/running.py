@@ -6,7 +6,6 @@ with running_sandbox(tmp_path, hosts="none", speed=600) as sandbox:
 """
 
 import contextlib
-import getpass
 import http.client
 import os
 import subprocess
@@ -20,6 +19,8 @@ import msgspec
 from podway.decoding import from_json
 
 END_S = 30.0
+TOKEN_FILE = "token"
+CREDENTIALS_FILE = "credentials.json"
 
 
 class SandboxError(Exception):
@@ -29,11 +30,15 @@ class SandboxError(Exception):
 class Running(msgspec.Struct, frozen=True, kw_only=True):
     """A sandbox, by what it said of itself."""
 
+    state: str  # the directory of its files, which is its owner's alone
+    token: str
     rest: str
     grpc: str
     project: str
     zone: str
     machines: str
+    login: str  # the only user that its hosts let in; nothing where they let in any
+    note: str  # why the machines are not of the best kind; nothing when they are
     speed: float
     pid: int
 
@@ -42,7 +47,8 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
         connection = http.client.HTTPConnection(self.rest.removeprefix("http://"), timeout=timeout)
         try:
             text = None if body is None else msgspec.json.encode(body)
-            connection.request(method, f"/sandbox/{name}".rstrip("/"), text)
+            headers = {"Content-Type": "application/json", **self.headers()}
+            connection.request(method, f"/sandbox/{name}".rstrip("/"), text, headers)
             response = connection.getresponse()
             answer = msgspec.json.decode(response.read())
         finally:
@@ -51,11 +57,22 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
             raise SandboxError(answer["error"]["message"])
         return answer
 
+    def headers(self) -> dict[str, str]:
+        """What a request has to show."""
+        return {"Authorization": f"Bearer {self.token}"}
+
+    @property
+    def storage(self) -> str:
+        """The address for storage clients that are told of an emulator: they show what stands in it, and nothing else."""
+        return f"http://sandbox:{self.token}@{self.rest.removeprefix('http://')}"
+
     def environment(self, place: Path) -> dict[str, str]:
         """What makes gcloud, Google's storage client and Podway use it; gcloud keeps its own files under `place`."""
         return {
             "CLOUDSDK_CONFIG": str(place / "gcloud"),
-            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+            "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(Path(self.state) / TOKEN_FILE),
+            "GOOGLE_APPLICATION_CREDENTIALS": str(Path(self.state) / CREDENTIALS_FILE),
+            "GOOGLE_CLOUD_PROJECT": self.project,
             "CLOUDSDK_CORE_PROJECT": self.project,
             "CLOUDSDK_COMPUTE_ZONE": self.zone,
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{self.rest}/",
@@ -67,12 +84,11 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
             "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
             "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
             "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "1",
-            "STORAGE_EMULATOR_HOST": self.rest,
+            "STORAGE_EMULATOR_HOST": self.storage,
             "PODWAY_GCP_ENDPOINT": self.rest,
             "PODWAY_GCP_GRPC": self.grpc,
             "PODWAY_GCP_PROJECT": self.project,
-            # Hosts on loopback let in nobody but their own user.
-            **({"PODWAY_GCP_SSH_USER": getpass.getuser()} if self.machines == "loopback" else {}),
+            **({"PODWAY_GCP_SSH_USER": self.login} if self.login else {}),
         }
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from podway.sandbox.access import Access
 from podway.sandbox.compute.routes import compute_route
 from podway.sandbox.faults import Call, Faults
 from podway.sandbox.hosts.guests import DiskWish, users_of
@@ -52,6 +53,7 @@ class Sandbox:
         self.api = TpuApi(self.world)
         self.storage = Storage(Buckets(state / "objects", self.world.ledger))
         self.faults = Faults()
+        self.access = Access()
         self._orders: dict[int, asyncio.Lock] = {}  # the deeds of one node are done one after the other
         self._tasks: set[asyncio.Task[None]] = set()
         self._moved = asyncio.Event()
@@ -173,6 +175,7 @@ class Sandbox:
         elif deed.what == "remove":
             if self._doors is not None:
                 self._doors[0].close(deed.number)
+            self.access.revoke(deed.number)
             await asyncio.to_thread(self.machines.remove, deed.number)
 
     def _host_names(self, deed: Deed) -> list[str]:
@@ -238,7 +241,7 @@ class Sandbox:
         node = self.world.nodes.all.get(deed.node)
         if node is None or node.number != deed.number or not node.hosts:
             return {"instance": {"attributes": self._own_metadata(deed) or {}}, "project": {"attributes": project}}
-        return metadata_tree(node, worker, project)
+        return metadata_tree(node, worker, project, self.access.host_token(deed.number, worker))
 
     async def close(self) -> None:
         """Let what is under way end (a machine half made is hard to find again), then end the machines."""

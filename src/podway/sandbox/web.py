@@ -1,7 +1,7 @@
 """HTTP: one address for the Cloud TPU API, Compute Engine, Cloud Storage, Service Usage, projects, and the sandbox's own commands.
 
-Each part answers a Starlette response or raises; here a request finds its part by its path, an error becomes Google's JSON,
-and a connection that a fault wants dropped is closed.
+Who may ask is checked first (access.py). Then a request finds its part by its path, which answers a Starlette response or raises; an
+error becomes Google's JSON, and a connection that a fault wants dropped is closed.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from podway.sandbox.access import OWNER, check_json, check_origin
 from podway.sandbox.commands import Commands
 from podway.sandbox.compute.resources import compute_error
 from podway.sandbox.faults import Call
@@ -61,8 +62,9 @@ async def body_of(request: Request) -> Any:
 class Web:
     """The application."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
+    def __init__(self, sandbox: Sandbox, *, inside: bool = False) -> None:
+        """`inside` is for listeners that only the sandbox's own hosts can reach: their storage clients need no token."""
+        self._sandbox, self._inside = sandbox, inside
         self._commands = Commands(sandbox)
         # By the beginning of the path; the first that fits.
         self._parts: list[tuple[str, Part]] = [
@@ -82,6 +84,7 @@ class Web:
             return
         request = Request(scope, receive)
         try:
+            self._admit(request)
             response = await self._part(request)(request)
         except ApiError as error:
             response = answer(error.as_http(), error.http_code)
@@ -89,6 +92,22 @@ class Web:
             scope["podway.transport"].abort()
             return
         await response(scope, receive, send)
+
+    def _admit(self, request: Request) -> None:
+        """Refuse those who may not ask."""
+        path, headers = request.url.path, request.headers
+        check_origin(headers)
+        upload = path.startswith(("/upload/", "/resumable/"))
+        if not upload:
+            check_json(headers)
+        # As on Cloud Storage, whoever knows a session's address may upload to it.
+        elif self._sandbox.storage.has_session(request.query_params.get("upload_id", "")):
+            return
+        if self._inside and "authorization" not in headers and self._part(request) == self._storage:
+            return
+        caller = self._sandbox.access.caller(headers.get("authorization", ""))
+        if caller != OWNER and self._part(request) == self._command:
+            raise ApiError("PERMISSION_DENIED", "Hosts may not command the sandbox.")
 
     def _part(self, request: Request) -> Part:
         for start, part in self._parts:

@@ -11,6 +11,7 @@
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +53,10 @@ class Attachment:
 
     def __init__(self, mounts: Sequence[FileMount], links: Sequence[HostLink], *, on_hosts: bool) -> None:
         # The storage client's own variable: hosts are to use the server that the control side uses.
-        self._mounts = bucket_mounts(mounts, os.environ.get("STORAGE_EMULATOR_HOST") or None)
+        endpoint = os.environ.get("STORAGE_EMULATOR_HOST") or None
+        # Its login is the server's; hosts with an identity of their own need none.
+        endpoint = re.sub(r"//[^/@]*@", "//", endpoint) if endpoint and on_hosts else endpoint
+        self._mounts = bucket_mounts(mounts, endpoint)
         self._links = links
         self._on_hosts = on_hosts  # hosts have an identity of their own
 

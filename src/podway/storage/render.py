@@ -183,7 +183,8 @@ def _more(mount: HostMount) -> list[str]:
 def _copy(mount: HostMount) -> str:
     uri = shlex.quote(str(mount.address))
     endpoint = f"export CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE={mount.endpoint}/storage/v1/" if mount.endpoint else ""
-    endpoint += " CLOUDSDK_AUTH_DISABLE_CREDENTIALS=true\n" if mount.endpoint else ""
+    anonymous = '\n[ -n "${CLOUDSDK_AUTH_ACCESS_TOKEN_FILE:-}" ] || export CLOUDSDK_AUTH_DISABLE_CREDENTIALS=true\n'
+    endpoint += anonymous if mount.endpoint else ""
     return f"""{endpoint}command -v gcloud >/dev/null || fail "gcloud is not on this host; use an image that has it, or mode: MOUNT_CACHED"
 mkdir -p "$(dirname "$target")" || fail "$target cannot be made"
 if gcloud storage objects describe {uri} >/dev/null 2>&1; then exec gcloud --quiet storage cp {uri} "$target"; fi

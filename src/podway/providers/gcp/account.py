@@ -59,7 +59,7 @@ class Account:
 
     def credentials(self) -> Credentials:
         """What proves to Google who is asking."""
-        if self.settings.endpoint:
+        if self.settings.endpoint and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
             return AnonymousCredentials()  # type: ignore[no-untyped-call]
         if self._credentials is None:
             if not may_have_credentials():  # else google.auth looks for a metadata server, for many seconds

@@ -28,6 +28,7 @@ from google.protobuf.json_format import ParseError
 from podway.decoding import from_plain
 from podway.providers import Step
 from podway.providers.gcp.account import Account
+from podway.providers.gcp.emulator import open_channel
 from podway.providers.gcp.errors import GcpError, explain, failed_operation
 from podway.providers.gcp.quota import SERVICE, MetricItem, Quota, read_quotas
 from podway.providers.gcp.resources import (
@@ -314,7 +315,7 @@ class Cloud:
     def _emulator_channel(self) -> grpc.Channel | None:
         """To the emulator, where one is set: these two versions are spoken over gRPC alone."""
         address = self._account.settings.grpc
-        return grpc.insecure_channel(address) if address else None
+        return open_channel(address, self._account.credentials()) if address else None
 
     @functools.cached_property
     def _session(self) -> requests.Session:

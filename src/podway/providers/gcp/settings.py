@@ -14,8 +14,9 @@
     owner: team-a                      # one name for several servers on one database; none: made by chance, kept in gcp/owner
 
 The environment goes before the file: PODWAY_GCP_PROJECT, PODWAY_GCP_ZONES, PODWAY_GCP_SSH_USER. With PODWAY_GCP_ENDPOINT (and
-PODWAY_GCP_GRPC) the same calls go to an emulator, without credentials. Credentials are the application default ones, a service
-account's file (GOOGLE_APPLICATION_CREDENTIALS), or whatever `gcloud auth login` left.
+PODWAY_GCP_GRPC) the same calls go to an emulator, with credentials only where GOOGLE_APPLICATION_CREDENTIALS names a file of
+them, as `podway sandbox env` does. Otherwise credentials are the application default ones, a service account's file
+(GOOGLE_APPLICATION_CREDENTIALS), or whatever `gcloud auth login` left.
 """
 
 import os

@@ -8,6 +8,7 @@ import contextlib
 import getpass
 import itertools
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -15,11 +16,21 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import TypedDict
 
 from podway.sandbox.hosts.sshd import SSHD, SshHost, make_key, sshd_config
 
 READY_S = 15.0
+PLAIN_USER = "podway-sandbox"
 _made = itertools.count()  # so that no two hosts of one process have the same address
+
+
+class _AsUser(TypedDict, total=False):
+    """Arguments of `subprocess` that make a child somebody else's."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
 
 
 class LoopbackHosts:
@@ -27,14 +38,19 @@ class LoopbackHosts:
 
     separate = False
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, user: str | None = None) -> None:
+        """`user` is who the hosts run as, where that is not this process's own."""
         self._place = Path(tempfile.mkdtemp(prefix="podway-loopback-"))
+        self.user = user or getpass.getuser()
+        self._other = pwd.getpwnam(user) if user and user != getpass.getuser() else None
         self._sshds: dict[int, subprocess.Popen[bytes]] = {}
         try:
             self.key = make_key(self._place / "key")
             self.hosts = tuple(self._host(index) for index in range(count))
             for index in range(count):
                 self._prepare(index)
+            self._give_away()
+            for index in range(count):
                 self.start_sshd(index)
         except BaseException:
             self.close()
@@ -50,7 +66,7 @@ class LoopbackHosts:
             name=f"h{index}",
             address=address,
             port=port,
-            user=getpass.getuser(),
+            user=self.user,
             home=str(home),
         )
 
@@ -65,12 +81,19 @@ class LoopbackHosts:
             authorized=f"{self.key}.pub {self._place}/authorized",
         )
         (place / "sshd_config").write_text(f"{config}SetEnv HOME={host.home}\n")
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and self._other is None:
             Path("/run/sshd").mkdir(exist_ok=True)  # where an sshd of root keeps its unprivileged part
+
+    def _give_away(self) -> None:
+        """All files are the user's whose sshds read them."""
+        if self._other is not None:
+            for path in [self._place, *self._place.rglob("*")]:
+                os.chown(path, self._other.pw_uid, self._other.pw_gid, follow_symlinks=False)
 
     def let_in(self, keys: str) -> None:
         """These public keys too, a line each, instead of those given before."""
         (self._place / "authorized").write_text(keys)
+        self._give_away()
 
     def host_key(self, index: int) -> str:
         """The public key that sshd shows, "TYPE BASE64"."""
@@ -85,6 +108,7 @@ class LoopbackHosts:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                **self._as_user(),
             )
         until = time.monotonic() + READY_S
         while True:
@@ -96,6 +120,11 @@ class LoopbackHosts:
                     log_text = (place / "sshd.log").read_text(errors="replace")
                     raise RuntimeError(f"sshd of host {index} did not start: {log_text[-500:]}") from None
                 time.sleep(0.02)
+
+    def _as_user(self) -> _AsUser:
+        if self._other is None:
+            return {}
+        return {"user": self._other.pw_uid, "group": self._other.pw_gid, "extra_groups": []}
 
     def kill_sshd(self, index: int) -> None:
         listener = self._sshds.pop(index, None)
@@ -117,8 +146,9 @@ class LoopbackHosts:
 
     def run(self, index: int, command: str) -> str:
         env = {**os.environ, "HOME": self.hosts[index].home}
+        shell = ["sh", "-c", command]
         return subprocess.run(
-            ["sh", "-c", command], env=env, cwd="/", capture_output=True, text=True, check=True, timeout=30
+            shell, env=env, cwd="/", capture_output=True, text=True, check=True, timeout=30, **self._as_user()
         ).stdout
 
     def processes(self, index: int) -> list[str]:
@@ -158,3 +188,20 @@ def _sessions(listener: int) -> list[int]:
                     found.append(int(word))
                     todo.append(int(word))
     return found
+
+
+def plain_user() -> str:
+    """Who hosts on loopback run as: this user; for root somebody without rights, made where there is nobody yet."""
+    if os.geteuid() != 0:
+        return getpass.getuser()
+    sudo_user = os.environ.get("SUDO_USER", "")
+    if sudo_user not in ("", "root"):
+        return sudo_user
+    with contextlib.suppress(KeyError):
+        return pwd.getpwnam(PLAIN_USER).pw_name
+    make = ["useradd", "--system", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/sh", PLAIN_USER]
+    try:
+        subprocess.run(make, capture_output=True, timeout=30)
+        return pwd.getpwnam(PLAIN_USER).pw_name
+    except (OSError, KeyError):
+        raise RuntimeError(f"hosts of root need a plain user, which cannot be made here: {' '.join(make)}") from None

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from podway.sandbox.hosts.guest import SUDOERS, Keys
 from podway.sandbox.hosts.guests import Disks, DiskWish, change_inside
-from podway.sandbox.hosts.loopback import LoopbackHosts
+from podway.sandbox.hosts.loopback import LoopbackHosts, plain_user
 from podway.sandbox.hosts.netns import NetnsHosts, outside, why_no_namespaces
 from podway.sandbox.hosts.sshd import why_no_hosts
 from podway.sandbox.tpu.nodes import Host
@@ -23,6 +23,8 @@ class Machines(Protocol):
     """What can be done to machines; all of it may take its time."""
 
     kind: str
+    note: str  # why they are not of the best kind; nothing when they are
+    login: str  # the only user that can log in; nothing where all can
 
     def boot(self, number: int, names: list[str]) -> tuple[Host, ...]:
         """Make them, or start those that were halted."""
@@ -58,24 +60,32 @@ class Machines(Protocol):
         """All gone."""
 
 
-def make_machines(kind: str, place: Path, home_size: str | None = None) -> Machines:
-    """Of the kind asked for; `auto` is the best that can be had here."""
+def make_machines(kind: str, place: Path, home_size: str | None = None, shares: tuple[str, ...] = ()) -> Machines:
+    """Of the kind asked for; `auto` is the best that is available here."""
+    note = ""
     if kind == "auto":
-        kind = "none" if why_no_hosts() else "loopback" if why_no_namespaces() else "netns"
+        no_hosts, no_namespaces = why_no_hosts(), why_no_namespaces()
+        kind = "none" if no_hosts else "loopback" if no_namespaces else "netns"
+        if no_hosts:
+            note = f"nodes have addresses but no machines behind them: {no_hosts}"
+        elif no_namespaces:
+            note = f"workers are not confined, but sshds of one plain user on loopback: {no_namespaces}"
     if kind == "none":
-        return NoMachines()
+        return NoMachines(note)
     why = why_no_hosts() or (why_no_namespaces() if kind == "netns" else None)
     if why:
         raise RuntimeError(why)
-    return NetnsMachines(place, home_size) if kind == "netns" else LoopbackMachines()
+    return NetnsMachines(place, home_size, shares) if kind == "netns" else LoopbackMachines(note)
 
 
 class NoMachines:
     """Addresses that lead nowhere: for the API alone."""
 
     kind = "none"
+    login = ""
 
-    def __init__(self) -> None:
+    def __init__(self, note: str = "") -> None:
+        self.note = note
         self._given = 0
         self._hosts: dict[int, tuple[Host, ...]] = {}
 
@@ -128,6 +138,7 @@ class NetnsMachines:
     """Each a network namespace with its own root and sshd on port 22."""
 
     kind = "netns"
+    note = login = ""
 
     def __init__(self, place: Path, home_size: str | None = None, shares: tuple[str, ...] = ()) -> None:
         self._disks = Disks(place / "disks")
@@ -212,16 +223,17 @@ class NetnsMachines:
 
 
 class LoopbackMachines:
-    """sshds of this user on loopback addresses. Their ports are not 22: the guest attribute `sandbox/ssh-port` tells them."""
+    """sshds of one plain user on loopback addresses. Their ports are not 22: the guest attribute `sandbox/ssh-port` tells them."""
 
     kind = "loopback"
 
-    def __init__(self) -> None:
+    def __init__(self, note: str = "") -> None:
+        self.note, self.login = note, plain_user()
         self._sets: dict[int, LoopbackHosts] = {}
 
     def boot(self, number: int, names: list[str]) -> tuple[Host, ...]:
         if number not in self._sets:
-            self._sets[number] = LoopbackHosts(len(names))
+            self._sets[number] = LoopbackHosts(len(names), self.login)
         else:
             self.befall_all(number, "start-sshd")
         made = self._sets[number]

@@ -13,7 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from podway.sandbox.access import check_origin
 from podway.sandbox.names import project_number
+from podway.sandbox.status import ApiError
 from podway.sandbox.tpu.nodes import Node
 
 LONGEST_WAIT_S = 30.0
@@ -34,6 +36,12 @@ class Metadata:
     async def _answer(self, request: Request) -> Response:
         headers = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
         path = request.url.path
+        try:
+            check_origin(request.headers, "metadata", "metadata.google.internal")
+        except ApiError as error:
+            return Response(f"{error.message}\n", 403, headers)
+        if "x-forwarded-for" in request.headers:  # as Google's: sent on by a proxy that was tricked
+            return Response("X-Forwarded-For is refused.\n", 403, headers)
         if path in ("", "/"):
             return Response("computeMetadata/\n", headers=headers, media_type="application/text")
         if request.headers.get("metadata-flavor") != "Google":
@@ -53,7 +61,7 @@ class Metadata:
         return Response(str(found), headers=headers, media_type="application/text")
 
 
-def metadata_tree(node: Node, worker: int, project_metadata: dict[str, str]) -> Tree:
+def metadata_tree(node: Node, worker: int, project_metadata: dict[str, str], token: str) -> Tree:
     """What one worker of a node is told."""
     project, zone, id = node.place
     host, number = node.hosts[worker], project_number(project)
@@ -85,7 +93,7 @@ def metadata_tree(node: Node, worker: int, project_metadata: dict[str, str]) -> 
     account = {
         "email": email,
         "scopes": "https://www.googleapis.com/auth/cloud-platform\n",
-        "token": {"access_token": f"sandbox-{node.number}-{worker}", "expires_in": 3599, "token_type": "Bearer"},
+        "token": {"access_token": token, "expires_in": 3599, "token_type": "Bearer"},
         "aliases": "default\n",
     }
     instance = {

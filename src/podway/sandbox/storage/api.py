@@ -18,6 +18,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from podway.sandbox.access import shown_token
 from podway.sandbox.faults import Call
 from podway.sandbox.names import stamp
 from podway.sandbox.status import ApiError
@@ -50,6 +51,10 @@ class Storage:
     def __init__(self, buckets: Buckets) -> None:
         self.buckets = buckets
         self._uploads = Uploads(buckets)
+
+    def has_session(self, id: str) -> bool:
+        """Whether an upload is under way."""
+        return self._uploads.has(id)
 
     def route(self, request: Request) -> tuple[Call, Callable[[], Awaitable[Response]]]:
         """What rules of faults see of a request, and how to do it."""
@@ -284,7 +289,7 @@ class Storage:
             "timeCreated": stamp(stored.created),
             "updated": stamp(stored.updated),
             "selfLink": f"{home}/storage/v1/{path}",
-            "mediaLink": f"{home}/download/storage/v1/{path}?generation={stored.generation}&alt=media",
+            "mediaLink": f"{_home(request, login=True)}/download/storage/v1/{path}?generation={stored.generation}&alt=media",
         }
 
 
@@ -342,5 +347,8 @@ def _answer(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json; charset=UTF-8")
 
 
-def _home(request: Request) -> str:
-    return f"http://{request.headers.get('host', '')}"
+def _home(request: Request, *, login: bool = False) -> str:
+    """The address that the client used; with the login it put there, where links have to work by themselves."""
+    token = shown_token(request.headers.get("authorization", "")) if login else ""
+    basic = request.headers.get("authorization", "").lower().startswith("basic ")
+    return f"http://{f'sandbox:{token}@' if token and basic else ''}{request.headers.get('host', '')}"

@@ -1,7 +1,7 @@
 """The three ways bytes come up: in one piece, with their description (multipart), and piece by piece (resumable)."""
 
-import itertools
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ class Uploads:
     def __init__(self, buckets: Buckets) -> None:
         self._buckets = buckets
         self._sessions: dict[str, Session] = {}
-        self._ids = itertools.count(1)
 
     async def whole(self, request: Request) -> tuple[Path, Json]:
         """`uploadType=media`: the body is the object."""
@@ -56,7 +55,7 @@ class Uploads:
         if given and not fields.get("contentType"):
             fields["contentType"] = given
         query = dict(request.query_params)
-        id = f"upload-{next(self._ids)}"
+        id = secrets.token_urlsafe(24)  # whoever knows it may upload
         fields["name"] = query.get("name") or fields.get("name") or ""
         self._sessions[id] = Session(bucket=bucket, fields=fields, query=query, data=self._buckets.new_file())
         self._sessions[id].data.touch()
@@ -82,6 +81,10 @@ class Uploads:
         session.have = session.data.stat().st_size
         total = found[3] if found else str(session.have)
         return self._end(id) if total != "*" and session.have >= int(total) else session.have
+
+    def has(self, id: str) -> bool:
+        """Whether an upload is under way."""
+        return id in self._sessions
 
     def cancel(self, id: str) -> None:
         """Forget a session."""

@@ -8,6 +8,7 @@ from google.cloud.location import locations_pb2  # type: ignore[import-untyped]
 from google.longrunning import operations_pb2  # type: ignore[import-untyped]
 from google.protobuf import empty_pb2, json_format
 
+from podway.sandbox.access import Access, check_origin
 from podway.sandbox.status import ApiError
 from podway.sandbox.tpu.schema import PROTOS, message_type, request_type
 
@@ -31,8 +32,8 @@ _READING = ("Get", "List", "GenerateServiceIdentity")
 class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg, misc, unused-ignore]
     """Finds the method that a call names; everything else is UNIMPLEMENTED."""
 
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
+    def __init__(self, handle: Handle, access: Access) -> None:
+        self._handle, self._access = handle, access
 
     def service(self, details: Any) -> Any:
         """The handler of one call, by the path `/package.Service/Method`."""
@@ -44,7 +45,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg, misc, unused-ig
 
         async def answer(message: Any, context: Any) -> Any:
             fields = json_format.MessageToDict(message)
+            headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
             try:
+                # gRPC tells no server the host name that a client used; no web page speaks it.
+                check_origin({**headers, "host": "localhost"})
+                self._access.caller(headers.get("authorization", ""))
                 result = await self._handle(version, method, fields)
             except ApiError as error:
                 code = next(code for code in grpc.StatusCode if code.value[0] == error.grpc_code)
