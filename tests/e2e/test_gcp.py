@@ -158,10 +158,10 @@ def test_a_host_cut_off_and_an_sshd_killed_cost_no_line(pod: Podway, cloud: Runn
     assert job is not None
     wait_until(lambda: "line 20" in pod.log_text("c", job, follow=False), 30, "the first lines")
     cloud.command("POST", "partition", {"node": node, "workers": [2]})
-    cloud.command("POST", "hosts", {"node": node, "workers": [1], "deed": "kill-sshd"})
+    cloud.command("POST", "hosts", {"node": node, "workers": [1], "action": "kill-sshd"})
     wait_until(lambda: "run 3 line 100" in pod.log_text("c", job, follow=False), 60, "the others' lines")
     cloud.command("POST", "partition", {"node": node, "workers": [2], "on": False})
-    cloud.command("POST", "hosts", {"node": node, "workers": [1], "deed": "start-sshd"})
+    cloud.command("POST", "hosts", {"node": node, "workers": [1], "action": "start-sshd"})
     assert pod.finished("c", job, 80) == "SUCCEEDED"
     assert without_prefix(pod.log_text("c", job)) == numbered_lines(4, {"run": 200})
     podway(pod, "down", "-y", "c")

@@ -178,8 +178,8 @@ exec /bin/bash "$@"
 """
     put = "cat > /usr/bin/evil; chmod 755 /usr/bin/evil; ln -sf evil /usr/bin/sh"
     subprocess.run(machine.lab.command(machine.address, put), input=script, text=True, check=True, timeout=60)
-    machine.lab.sandbox.command("POST", "hosts", {"node": "confined", "deed": "kill-sshd"})
-    machine.lab.sandbox.command("POST", "hosts", {"node": "confined", "deed": "start-sshd"})
+    machine.lab.sandbox.command("POST", "hosts", {"node": "confined", "action": "kill-sshd"})
+    machine.lab.sandbox.command("POST", "hosts", {"node": "confined", "action": "start-sshd"})
     machine.lab.sandbox.command("POST", "maintenance", {"node": "confined"})
     ready = tpu_v2.Node.State.READY
     wait_until(lambda: machine.lab.client.get_node(name=machine.node.name).state == ready, 60, "the reboot")

@@ -206,9 +206,9 @@ def test_partition_preemption_and_a_lost_machine(lab: Lab) -> None:
     assert lab.ssh(addresses[0], "true").returncode == 0
     lab.sandbox.command("POST", "partition", {"node": "spot", "workers": [1], "on": False})
     assert lab.ssh(addresses[1], "true").returncode == 0
-    lab.sandbox.command("POST", "hosts", {"node": "spot", "workers": [2], "deed": "kill-sshd"})
+    lab.sandbox.command("POST", "hosts", {"node": "spot", "workers": [2], "action": "kill-sshd"})
     assert lab.ssh(addresses[2], "true").returncode == 255
-    lab.sandbox.command("POST", "hosts", {"node": "spot", "workers": [2], "deed": "start-sshd"})
+    lab.sandbox.command("POST", "hosts", {"node": "spot", "workers": [2], "action": "start-sshd"})
     assert lab.ssh(addresses[2], "true").returncode == 0
     lab.sandbox.command("POST", "preempt", {"node": "spot"})
     assert lab.client.get_node(name=node.name).state == tpu_v2.Node.State.PREEMPTED

@@ -1,4 +1,4 @@
-"""Requests on their way in: what HTTP asks for, what the protos allow, which fault befalls it. Pure."""
+"""Requests on their way in: what HTTP asks for, what the protos allow, which fault is injected. Pure."""
 
 from typing import Any
 

@@ -32,29 +32,29 @@ class Cloud:
         try:
             return self.api.call(version, method, fields, self.now, doom)
         finally:
-            self.do_deeds()
+            self.do_actions()
 
     def pass_time(self, seconds: float) -> None:
-        """Second by second where something happens, so that each deed is answered at its time."""
+        """Second by second where something happens, so that each action is answered at its time."""
         self.world.advance(self.now)
-        self.do_deeds()
+        self.do_actions()
         until = self.now + seconds
         while (due := self.world.agenda.next_due()) is not None and due <= until:
             self.now = max(self.now, due)
             self.world.advance(self.now)
-            self.do_deeds()
+            self.do_actions()
         self.now = until
         self.world.advance(self.now)
-        self.do_deeds()
+        self.do_actions()
 
-    def do_deeds(self) -> None:
-        for deed in self.world.take_deeds():
-            node = self.world.nodes.all.get(deed.node)
-            if deed.what in ("boot", "reboot") and node is not None:
-                hosts = self.machines.boot(deed.number, [f"w{i}" for i in range(node.slice.hosts)])
-                self.world.nodes.hosts_up(deed.node, deed.number, hosts, self.now)
-            if deed.operation:
-                self.world.nodes.updated(deed.operation, self.now)
+    def do_actions(self) -> None:
+        for action in self.world.take_actions():
+            node = self.world.nodes.all.get(action.node)
+            if action.what in ("boot", "reboot") and node is not None:
+                hosts = self.machines.boot(action.number, [f"w{i}" for i in range(node.slice.hosts)])
+                self.world.nodes.hosts_up(action.node, action.number, hosts, self.now)
+            if action.operation:
+                self.world.nodes.updated(action.operation, self.now)
 
     def node(self, id: str = "n", zone: str = ZONE) -> dict[str, Any]:
         return self.call("GetNode", name=f"{zone}/nodes/{id}")
@@ -154,7 +154,7 @@ class Histories(RuleBasedStateMachine):
                 self.cloud.world.nodes.preempt(names[pick % len(names)], self.cloud.now)
             except ApiError as error:
                 assert error.status == "FAILED_PRECONDITION"
-            self.cloud.do_deeds()
+            self.cloud.do_actions()
 
     @rule(chips=st.sampled_from([None, 0, 8, 16, 40]))
     def stock(self, chips: int | None) -> None:

@@ -1,6 +1,6 @@
 """Who may ask the sandbox for anything: those who show a token, from a program of this machine.
 
-One token is the owner's, made anew by each sandbox and handed out by `podway sandbox env`; it opens everything. Each host has one
+One token is the owner's, new with each sandbox and handed out by `podway sandbox env`; it opens everything. Each host has one
 more, which its metadata server tells it; with that it may do what a service account may do, but not command the sandbox.
 A token comes as `Authorization: Bearer`, or, for storage clients that know no credentials but a URL, as the password of
 `Authorization: Basic`. Requests that a web page can cause are refused whatever they show: those with an Origin, and those

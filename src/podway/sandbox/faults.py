@@ -1,4 +1,4 @@
-"""Faults on command: rules that pick requests and say what befalls them. Pure: the wire does the deed.
+"""Faults on command: rules that pick requests and say what happens to them. Pure: the wire carries it out.
 
 A rule picks by patterns on service, method, zone and name, and of those it picks it takes the n-th, or the first few, or
 each with a probability (from a seed, so that a run can be repeated).
@@ -7,10 +7,11 @@ each with a probability (from a seed, so that a run can be repeated).
 import fnmatch
 import itertools
 import random
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.status import STATUSES, ApiError, invalid, not_found
 
 
@@ -99,10 +100,10 @@ class Faults:
             raise not_found(id)
 
     def pick(self, call: Call) -> Rule | None:
-        """What befalls a request: the first rule that strikes."""
+        """The fault of a request: the first rule that strikes."""
         return next((armed.rule for armed in self._armed.values() if armed.strikes(call)), None)
 
-    def view(self) -> list[dict[str, Any]]:
+    def view(self) -> list[JsonObject]:
         """The rules and their counts."""
         return [
             {"id": id, **msgspec.to_builtins(armed.rule), "seen": armed.seen, "struck": armed.struck}

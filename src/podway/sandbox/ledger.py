@@ -5,12 +5,12 @@ this machine's clock at the catalog's prices: what a real cloud would ask for th
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from podway.catalog.prices import price_of
 from podway.catalog.slices import Slice
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.names import stamp
 from podway.sandbox.tpu.capacity import SPOT
 
@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
             (self.billed_s + (now - self.since if self.since is not None else 0.0)) / 3600 * self.hourly_usd, 6
         )
 
-    def view(self, now: float) -> dict[str, Any]:
+    def view(self, now: float) -> JsonObject:
         """For people and tests."""
         return {
             **{key: getattr(self, key) for key in ("kind", "name", "accelerator", "tier", "hourly_usd", "labels")},
@@ -51,7 +51,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 class Ledger:
     """All pages; those of living resources by name."""
 
-    def __init__(self, write: Callable[[dict[str, Any]], None] = lambda line: None) -> None:
+    def __init__(self, write: Callable[[JsonObject], None] = lambda line: None) -> None:
         self._write = write
         self.living: dict[str, Entry] = {}
         self.closed: list[Entry] = []
@@ -97,13 +97,13 @@ class Ledger:
             self._note("rests", name, now, cost_usd=self.living[name].cost(now))
 
     def gone(self, name: str, now: float) -> None:
-        """It is no more."""
+        """It is deleted."""
         self.stopped(name, now)
         entry = msgspec.structs.replace(self.living.pop(name), gone=now)
         self.closed.append(entry)
         self._note("gone", name, now, cost_usd=entry.cost(now))
 
-    def view(self, now: float) -> dict[str, Any]:
+    def view(self, now: float) -> JsonObject:
         """What exists, what bills, what was."""
         everything = [*self.closed, *self.living.values()]
         return {
@@ -113,5 +113,5 @@ class Ledger:
             "cost_usd": round(sum(one.cost(now) or 0.0 for one in everything), 6),
         }
 
-    def _note(self, event: str, name: str, now: float, **more: Any) -> None:
+    def _note(self, event: str, name: str, now: float, **more: object) -> None:
         self._write({"at": stamp(now), "event": event, "name": name, **more})

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from podway.decoding import from_json
+from podway.sandbox.jsons import JsonObject
 
 END_S = 30.0
 TOKEN_FILE = "token"
@@ -42,7 +43,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     speed: float
     pid: int
 
-    def command(self, method: str, name: str = "", body: dict[str, Any] | None = None, timeout: float = 60.0) -> Any:
+    def command(self, method: str, name: str = "", body: JsonObject | None = None, timeout: float = 60.0) -> Any:
         """One of the sandbox's own commands (see commands.py); the answer's JSON."""
         connection = http.client.HTTPConnection(self.rest.removeprefix("http://"), timeout=timeout)
         try:

@@ -4,9 +4,9 @@ Names of metrics are Google's where they were seen (v5e is `tpu-v5s-litepod`), t
 a limit of 0 is left out, and -1 is no limit.
 """
 
-from typing import Any
 from urllib.parse import quote
 
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.names import project_number
 from podway.sandbox.status import ApiError, invalid
 from podway.sandbox.tpu.capacity import Capacity, QuotaKind, quota_kinds
@@ -17,7 +17,7 @@ _PAGE = 1000
 _METRICS = {"v5e": "v5s-litepod", "tpu7x": "7x"}
 
 
-def list_metrics(capacity: Capacity, project: str, service: str, query: dict[str, str]) -> dict[str, Any]:
+def list_metrics(capacity: Capacity, project: str, service: str, query: dict[str, str]) -> JsonObject:
     """A page of `services.consumerQuotaMetrics.list`."""
     if service != SERVICE:
         raise ApiError("NOT_FOUND", f"Service '{service}' was not found or is not enabled for project '{project}'.")
@@ -27,13 +27,13 @@ def list_metrics(capacity: Capacity, project: str, service: str, query: dict[str
         raise invalid("pageSize and pageToken must be numbers.") from None
     kinds = quota_kinds()
     size = size if 0 < size <= _PAGE else _PAGE
-    page: dict[str, Any] = {"metrics": [_metric(capacity, project, kind) for kind in kinds[start : start + size]]}
+    page: JsonObject = {"metrics": [_metric(capacity, project, kind) for kind in kinds[start : start + size]]}
     if start + size < len(kinds):
         page["nextPageToken"] = str(start + size)
     return page
 
 
-def _metric(capacity: Capacity, project: str, kind: QuotaKind) -> dict[str, Any]:
+def _metric(capacity: Capacity, project: str, kind: QuotaKind) -> JsonObject:
     short = f"tpu-{_METRICS.get(kind.generation, kind.generation)}{'-pod' * kind.pod}{'-preemptible' * kind.spot}"
     metric = f"{SERVICE}/{short}"
     name = f"projects/{project_number(project)}/services/{SERVICE}/consumerQuotaMetrics/{quote(metric, safe='')}"
@@ -52,5 +52,5 @@ def _metric(capacity: Capacity, project: str, kind: QuotaKind) -> dict[str, Any]
     return {"name": name, "metric": metric, "displayName": words, "unit": "1", "consumerQuotaLimits": [limit]}
 
 
-def _bucket(limit: int) -> dict[str, Any]:
+def _bucket(limit: int) -> JsonObject:
     return {"effectiveLimit": str(limit), "defaultLimit": str(limit)} if limit else {}

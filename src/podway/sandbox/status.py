@@ -1,6 +1,6 @@
 """How Google's APIs say no: one name, which is a number over gRPC and another over HTTP."""
 
-from typing import Any
+from podway.sandbox.jsons import JsonObject
 
 # google/rpc/code.proto: the name, its gRPC number, and the HTTP status the same file maps it to.
 STATUSES: dict[str, tuple[int, int]] = {
@@ -44,11 +44,11 @@ class ApiError(Exception):
         """As an HTTP answer has it."""
         return STATUSES[self.status][1]
 
-    def as_http(self) -> dict[str, Any]:
+    def as_http(self) -> JsonObject:
         """The body of an HTTP answer."""
         return {"error": {"code": self.http_code, "message": self.message, "status": self.status}}
 
-    def as_rpc(self) -> dict[str, Any]:
+    def as_rpc(self) -> JsonObject:
         """google.rpc.Status, as an operation or a failed resource holds it."""
         return {"code": self.grpc_code, "message": self.message}
 

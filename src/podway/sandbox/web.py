@@ -6,7 +6,6 @@ error becomes Google's JSON, and a connection that a fault wants dropped is clos
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -24,7 +23,7 @@ from podway.sandbox.service_usage import list_metrics
 from podway.sandbox.status import ApiError, invalid
 from podway.sandbox.storage.api import storage_error
 from podway.sandbox.tpu.routes import route
-from podway.sandbox.tpu.schema import as_numbers, message_type
+from podway.sandbox.tpu.schema import as_numbers, descriptor_of, message_type
 
 Part = Callable[[Request], Awaitable[Response]]
 
@@ -43,20 +42,21 @@ class Connection(H11Protocol):
         self.app = with_transport
 
 
-def answer(value: Any, status: int = 200) -> Response:
+def answer(value: object, status: int = 200) -> Response:
     """JSON."""
     return Response(msgspec.json.encode(value), status, media_type="application/json; charset=UTF-8")
 
 
-async def body_of(request: Request) -> Any:
+async def body_of(request: Request) -> object:
     """The JSON of a request."""
     text = await request.body()
     if not text.strip():
         return None
     try:
-        return msgspec.json.decode(text)
+        value: object = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise invalid(f"Invalid JSON payload received: {error}") from None
+    return value
 
 
 class Web:
@@ -146,12 +146,12 @@ class Web:
         if len(parts) == 3 and parts[:2] == ["v1", "projects"] and request.method == "GET":
             return await self._project(parts[2])
         asked = route(request.method, path, dict(request.query_params), await body_of(request))
-        shown = await self._sandbox.tpu(asked.version, asked.method, asked.fields)
+        shown: object = await self._sandbox.tpu(asked.version, asked.method, asked.fields)
         wants = request.query_params.get("$alt", "")
         kind = {"GetNode": "Node", "ListNodes": "ListNodesResponse", "GetQueuedResource": "QueuedResource"}
         kind["ListQueuedResources"] = "ListQueuedResourcesResponse"
         if "enum-encoding=int" in wants and asked.method in kind and asked.version != "v1":
-            shown = as_numbers(message_type(asked.version, kind[asked.method]).DESCRIPTOR, shown)
+            shown = as_numbers(descriptor_of(message_type(asked.version, kind[asked.method])), shown)
         return answer(shown)
 
     async def _service_usage(self, request: Request) -> Response:

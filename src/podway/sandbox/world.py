@@ -1,16 +1,16 @@
 """The pretended cloud as one value that changes: resources, what is due, and the books. No threads, no clock, no network.
 
-Whoever runs it calls `advance` with the time, asks and commands through the parts, and carries out the `Deed`s that come of it.
+Whoever runs it calls `advance` with the time, asks and commands through the parts, and carries out the `MachineAction`s that come of it.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from podway.sandbox.agenda import Agenda
 from podway.sandbox.compute.resources import Compute
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.tpu.capacity import Capacity
-from podway.sandbox.tpu.nodes import Deed, Nodes
+from podway.sandbox.tpu.nodes import MachineAction, Nodes
 from podway.sandbox.tpu.operations import Operations
 from podway.sandbox.tpu.queue import Queue
 
@@ -18,7 +18,7 @@ from podway.sandbox.tpu.queue import Queue
 class World:
     """All parts, joined."""
 
-    def __init__(self, speed: float = 1.0, write: Callable[[dict[str, Any]], None] = lambda line: None) -> None:
+    def __init__(self, speed: float = 1.0, write: Callable[[JsonObject], None] = lambda line: None) -> None:
         self.agenda = Agenda(speed)
         self.capacity = Capacity()
         self.operations = Operations()
@@ -32,12 +32,12 @@ class World:
         self.agenda.run(now)
         self.queue.look(now)
 
-    def take_deeds(self) -> list[Deed]:
+    def take_actions(self) -> list[MachineAction]:
         """What is to be done to machines, in order; each is handed out once."""
-        deeds = [*self.nodes.deeds, *self.compute.deeds]
-        self.nodes.deeds.clear()
-        self.compute.deeds.clear()
-        return deeds
+        actions = [*self.nodes.actions, *self.compute.actions]
+        self.nodes.actions.clear()
+        self.compute.actions.clear()
+        return actions
 
     def disk_users(self, disk: str) -> list[str]:
         """The nodes that a disk is attached to."""
@@ -47,7 +47,7 @@ class World:
             if any(str(one.get("sourceDisk", "")).endswith(disk) for one in node.spec.get("dataDisks") or [])
         ]
 
-    def disks_of(self, spec: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def disks_of(self, spec: JsonObject) -> list[tuple[JsonObject, JsonObject]]:
         """The disks that a node's spec names, each with how it is to be attached; all of them must be there."""
         found = []
         for one in spec.get("dataDisks") or []:

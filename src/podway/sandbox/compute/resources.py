@@ -5,18 +5,17 @@ changes them is an operation, done when its time has come; a VM is RUNNING when 
 """
 
 import re
-from typing import Any
 
 import msgspec
 
 from podway.sandbox.agenda import Agenda
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.names import project_number, stamp
 from podway.sandbox.status import ApiError, invalid, out_of_order
-from podway.sandbox.tpu.nodes import Deed, Host
+from podway.sandbox.tpu.nodes import Host, MachineAction
 from podway.sandbox.tpu.shapes import zones
 
-Json = dict[str, Any]
 ROOT = "https://www.googleapis.com/compute/v1"
 QUICK_S, VM_S = 4.0, 25.0  # seconds of the cloud: choices of this sandbox
 FIRST_NUMBER = 7_000_000_000_000_000_000  # ids of VMs never meet those of nodes
@@ -50,9 +49,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     ended: float | None = None
     error: ApiError | None = None
 
-    def view(self) -> Json:
+    def view(self) -> JsonObject:
         """As Compute Engine shows it."""
-        shown: Json = {
+        shown: JsonObject = {
             "kind": "compute#operation",
             "name": self.path.rpartition("/")[2],
             "operationType": self.kind,
@@ -76,15 +75,15 @@ class Compute:
 
     def __init__(self, agenda: Agenda, ledger: Ledger) -> None:
         self._agenda, self._ledger = agenda, ledger
-        self.resources: dict[str, Json] = {}
+        self.resources: dict[str, JsonObject] = {}
         self.metadata: dict[str, dict[str, str]] = {}  # project -> its common metadata
-        self.deeds: list[Deed] = []
+        self.actions: list[MachineAction] = []
         self._operations: dict[str, Operation] = {}
         self._made = 0
 
     # What is asked.
 
-    def project(self, project: str) -> Json:
+    def project(self, project: str) -> JsonObject:
         """The project with its metadata, where ssh keys for all machines are."""
         items = [{"key": key, "value": value} for key, value in self.metadata.get(project, {}).items()]
         metadata = {"kind": "compute#metadata", "fingerprint": "AAAAAAAAAAA=", "items": items}
@@ -97,13 +96,13 @@ class Compute:
             "selfLink": f"{ROOT}/projects/{project}",
         }
 
-    def set_metadata(self, project: str, body: Json, now: float) -> Json:
+    def set_metadata(self, project: str, body: JsonObject, now: float) -> JsonObject:
         """Replace the project's metadata."""
         self.metadata[project] = {item["key"]: item.get("value", "") for item in body.get("items") or []}
-        self.deeds.append(Deed(what="all-keys", node="", number=0))
+        self.actions.append(MachineAction(what="all-keys", node="", number=0))
         return self._begin(f"projects/{project}/global", "setMetadata", f"projects/{project}", now).view()
 
-    def place(self, project: str, kind: str, name: str) -> Json:
+    def place(self, project: str, kind: str, name: str) -> JsonObject:
         """A zone or a region."""
         known = zones() if kind == "zones" else sorted({zone.rpartition("-")[0] for zone in zones()})
         path = f"projects/{project}/{kind}/{name}"
@@ -117,19 +116,19 @@ class Compute:
         quotas = [{"metric": "INSTANCES", "limit": 6000.0, "usage": float(usage)}]
         return {**shown, "zones": [f"{ROOT}/projects/{project}/zones/{zone}" for zone in mine], "quotas": quotas}
 
-    def places(self, project: str, kind: str) -> Json:
+    def places(self, project: str, kind: str) -> JsonObject:
         """All zones or regions."""
         known = zones() if kind == "zones" else sorted({zone.rpartition("-")[0] for zone in zones()})
         return {"kind": f"compute#{kind[:-1]}List", "items": [self.place(project, kind, name) for name in known]}
 
-    def get(self, path: str) -> Json:
+    def get(self, path: str) -> JsonObject:
         """One resource."""
         found = self.resources.get(path) or self._default(path)
         if found is None:
             raise _missing(path)
         return found
 
-    def list_of(self, parent: str, collection: str, query: dict[str, str]) -> Json:
+    def list_of(self, parent: str, collection: str, query: dict[str, str]) -> JsonObject:
         """Those of one place."""
         start = f"{parent}/{collection}/"
         found = [item for path, item in sorted(self.resources.items()) if path.startswith(start)]
@@ -140,16 +139,18 @@ class Compute:
         page = _page(shown, query)
         return {"kind": f"compute#{COLLECTIONS[collection][0]}List", "id": start, **page}
 
-    def aggregated(self, project: str, collection: str, query: dict[str, str]) -> Json:
+    def aggregated(self, project: str, collection: str, query: dict[str, str]) -> JsonObject:
         """Those of all places, by place."""
-        items: dict[str, Json] = {}
+        items: dict[str, JsonObject] = {}
         for path, item in sorted(self.resources.items()):
             parts = path.split("/")
             if parts[1] == project and parts[-2] == collection and _wanted(item, query.get("filter", "")):
                 items.setdefault("/".join(parts[2:4]), {collection: []})[collection].append(item)
         return {"kind": f"compute#{COLLECTIONS[collection][0]}AggregatedList", "items": items}
 
-    def insert(self, parent: str, collection: str, body: Json, now: float, doom: ApiError | None = None) -> Json:
+    def insert(
+        self, parent: str, collection: str, body: JsonObject, now: float, failure: ApiError | None = None
+    ) -> JsonObject:
         """Make one."""
         name = str(body.get("name") or "")
         if not _NAME.match(name):
@@ -172,37 +173,37 @@ class Compute:
         made["selfLink"] = f"{ROOT}/{path}"
         if home != "global":
             made[home[:-1]] = f"{ROOT}/{parent}"
-        operation = self._begin(parent, "insert", path, now, VM_S if collection == "instances" else QUICK_S, doom)
-        if doom is None:
+        operation = self._begin(parent, "insert", path, now, VM_S if collection == "instances" else QUICK_S, failure)
+        if failure is None:
             self._add(path, collection, made, now)
         return operation.view()
 
-    def _add(self, path: str, collection: str, made: Json, now: float) -> None:
+    def _add(self, path: str, collection: str, made: JsonObject, now: float) -> None:
         if collection == "disks":
             made |= {"status": "READY", "sizeGb": str(made.get("sizeGb") or 10)}
         if collection == "instances":
             made |= {"status": "PROVISIONING"}
             self._add_boot_disks(path, made, now)
-            self.deeds.append(Deed(what="boot", node=path, number=int(made["id"])))
+            self.actions.append(MachineAction(what="boot", node=path, number=int(made["id"])))
         self.resources[path] = made
         self._ledger.made(COLLECTIONS[collection][0], path, now, labels=made.get("labels"))
         if collection in ("instances", "disks"):
             self._ledger.started(path, now)
 
-    def _add_boot_disks(self, path: str, made: Json, now: float) -> None:
+    def _add_boot_disks(self, path: str, made: JsonObject, now: float) -> None:
         """Disks described with the VM are made with it."""
         parent, name = path.split("/instances/")
         for index, disk in enumerate(made.get("disks") or []):
             if disk.get("source") or disk.get("type") == "SCRATCH":
                 continue
-            wish = disk.get("initializeParams") or {}
-            disk_name = wish.get("diskName") or (name if index == 0 else f"{name}-{index}")
+            request = disk.get("initializeParams") or {}
+            disk_name = request.get("diskName") or (name if index == 0 else f"{name}-{index}")
             disk["source"] = f"{ROOT}/{parent}/disks/{disk_name}"
             if f"{parent}/disks/{disk_name}" not in self.resources:
-                body = {"name": disk_name, "sizeGb": wish.get("diskSizeGb"), "labels": wish.get("labels") or {}}
+                body = {"name": disk_name, "sizeGb": request.get("diskSizeGb"), "labels": request.get("labels") or {}}
                 self.insert(parent, "disks", body, now)
 
-    def delete(self, path: str, now: float, doom: ApiError | None, users: list[str]) -> Json:
+    def delete(self, path: str, now: float, failure: ApiError | None, users: list[str]) -> JsonObject:
         """Delete one; `users` are TPU nodes that hold it."""
         self.get(path)
         collection = path.split("/")[-2]
@@ -212,8 +213,8 @@ class Compute:
         if path not in self.resources:
             raise out_of_order(f"The resource '{path}' is the project's own and stays.")
         seconds = VM_S if collection == "instances" else QUICK_S
-        operation = self._begin(path.rsplit("/", 2)[0], "delete", path, now, seconds, doom)
-        if doom is None:
+        operation = self._begin(path.rsplit("/", 2)[0], "delete", path, now, seconds, failure)
+        if failure is None:
             self._remove(path, now)
         return operation.view()
 
@@ -221,40 +222,40 @@ class Compute:
         gone = self.resources.pop(path)
         self._ledger.gone(path, now)
         if "/disks/" in path:
-            self.deeds.append(Deed(what="wipe", node=path, number=int(gone["id"])))
+            self.actions.append(MachineAction(what="wipe", node=path, number=int(gone["id"])))
         if "/instances/" in path:
-            self.deeds += [Deed(what=what, node=path, number=int(gone["id"])) for what in ("halt", "remove")]
+            self.actions += [MachineAction(what=what, node=path, number=int(gone["id"])) for what in ("halt", "remove")]
             for disk in gone.get("disks") or []:
                 source = str(disk.get("source", "")).partition("/compute/v1/")[2]
                 if disk.get("autoDelete") and source in self.resources:
                     self._remove(source, now)
 
-    def power(self, path: str, on: bool, now: float, doom: ApiError | None) -> Json:
+    def power(self, path: str, on: bool, now: float, failure: ApiError | None) -> JsonObject:
         """Stop or start a VM."""
         found = self.get(path)
         wanted = "TERMINATED" if on else "RUNNING"
         if found["status"] != wanted:
             raise out_of_order(f"The VM '{path}' is {found['status']}, not {wanted}.")
-        operation = self._begin(path.rsplit("/", 2)[0], "start" if on else "stop", path, now, VM_S, doom)
-        if doom is None:
+        operation = self._begin(path.rsplit("/", 2)[0], "start" if on else "stop", path, now, VM_S, failure)
+        if failure is None:
             self.resources[path] = {**found, "status": "STAGING" if on else "TERMINATED"}
-            self.deeds.append(Deed(what="boot" if on else "halt", node=path, number=int(found["id"])))
+            self.actions.append(MachineAction(what="boot" if on else "halt", node=path, number=int(found["id"])))
         return operation.view()
 
-    def set_instance_metadata(self, path: str, body: Json, now: float) -> Json:
+    def set_instance_metadata(self, path: str, body: JsonObject, now: float) -> JsonObject:
         """Replace a VM's metadata."""
         self.resources[path] = {**self.get(path), "metadata": body}
-        self.deeds.append(Deed(what="keys", node=path, number=int(self.resources[path]["id"])))
+        self.actions.append(MachineAction(what="keys", node=path, number=int(self.resources[path]["id"])))
         return self._begin(path.rsplit("/", 2)[0], "setMetadata", path, now).view()
 
-    def patch(self, path: str, body: Json, now: float, doom: ApiError | None) -> Json:
+    def patch(self, path: str, body: JsonObject, now: float, failure: ApiError | None) -> JsonObject:
         """Change what the body names."""
         found = self.get(path)
-        if doom is None:
+        if failure is None:
             self.resources[path] = {**found, **body}
-        return self._begin(path.rsplit("/", 2)[0], "patch", path, now, QUICK_S, doom).view()
+        return self._begin(path.rsplit("/", 2)[0], "patch", path, now, QUICK_S, failure).view()
 
-    def operation(self, path: str) -> Json:
+    def operation(self, path: str) -> JsonObject:
         """How a change is getting on."""
         if path not in self._operations:
             raise _missing(path)
@@ -286,7 +287,7 @@ class Compute:
         return {item["key"]: item.get("value", "") for item in (found.get("metadata") or {}).get("items") or []}
 
     def _begin(
-        self, parent: str, kind: str, target: str, now: float, seconds: float = QUICK_S, doom: ApiError | None = None
+        self, parent: str, kind: str, target: str, now: float, seconds: float = QUICK_S, failure: ApiError | None = None
     ) -> Operation:
         self._made += 1
         path = f"{parent}/operations/operation-{int(now * 1000)}-{self._made}"
@@ -294,15 +295,15 @@ class Compute:
         self._operations[path] = begun
 
         def end(due: float) -> None:
-            self._operations[path] = msgspec.structs.replace(begun, ended=due, error=doom)
+            self._operations[path] = msgspec.structs.replace(begun, ended=due, error=failure)
 
         self._agenda.after(now, seconds, end)
         return begun
 
-    def _holds(self, item: Json, disk: str) -> bool:
+    def _holds(self, item: JsonObject, disk: str) -> bool:
         return any(str(one.get("source", "")).endswith(disk) for one in item.get("disks") or [])
 
-    def _default(self, path: str) -> Json | None:
+    def _default(self, path: str) -> JsonObject | None:
         """The network and subnetworks that every project has."""
         parts = path.split("/")
         if parts[-1] != "default" or parts[-2] not in ("networks", "subnetworks"):
@@ -314,7 +315,7 @@ class Compute:
         )
 
 
-def compute_error(error: ApiError) -> Json:
+def compute_error(error: ApiError) -> JsonObject:
     """As Compute Engine writes errors: with a reason of its own for each."""
     reason = _REASONS.get(error.status, "backendError")
     if "already being used by" in error.message:
@@ -327,7 +328,7 @@ def _missing(path: str) -> ApiError:
     return ApiError("NOT_FOUND", f"The resource '{path}' was not found")
 
 
-def _wanted(item: Json, filter: str) -> bool:
+def _wanted(item: JsonObject, filter: str) -> bool:
     """Compute Engine's filters as far as clients send them: terms `field=value` and `field:pattern*` joined by AND."""
     for term in filter.replace(" and ", " AND ").split(" AND ") if filter else []:
         found = _TERM.match(term.strip())
@@ -335,7 +336,7 @@ def _wanted(item: Json, filter: str) -> bool:
             raise invalid(
                 f"Invalid value for field 'filter': '{filter}'. This sandbox knows FIELD=VALUE terms joined by AND."
             )
-        value: Any = item
+        value: object = item
         for key in found[1].split("."):
             value = value.get(key) if isinstance(value, dict) else None
         wanted = found[3]
@@ -345,7 +346,7 @@ def _wanted(item: Json, filter: str) -> bool:
     return True
 
 
-def _page(items: list[Json], query: dict[str, str]) -> Json:
+def _page(items: list[JsonObject], query: dict[str, str]) -> JsonObject:
     start, size = int(query.get("pageToken") or 0), int(query.get("maxResults") or 500)
     more = {"nextPageToken": str(start + size)} if start + size < len(items) else {}
     return {"items": items[start : start + size], **more}

@@ -17,7 +17,7 @@ from podway.sandbox.hosts.guest import Keys
 _USER = re.compile(r"^[a-z_][a-z0-9_.-]{0,31}$")
 
 
-class DiskWish(msgspec.Struct, frozen=True, kw_only=True):
+class DiskRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A disk that is to be attached."""
 
     number: int  # tells it from an earlier disk of the same name
@@ -56,7 +56,7 @@ class Disks:
                 _losetup("-d", line.partition(":")[0])
             image.unlink()
 
-    def attach(self, host: int, keeper: int, disks: list[DiskWish]) -> None:
+    def attach(self, host: int, keeper: int, disks: list[DiskRequest]) -> None:
         """Let a host see these disks, and no other; `keeper` is a process in the host's outer mount namespace."""
         have = self._attached.setdefault(host, {})
         gone = [have.pop(number) for number in list(have) if number not in {disk.number for disk in disks}]
@@ -100,7 +100,7 @@ class Disks:
             self.detach_all(host)
         shutil.rmtree(self._place, ignore_errors=True)
 
-    def _device(self, disk: DiskWish) -> str:
+    def _device(self, disk: DiskRequest) -> str:
         self._place.mkdir(parents=True, exist_ok=True)
         image = self._place / f"{disk.number}.img"
         if not image.exists():

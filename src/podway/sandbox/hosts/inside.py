@@ -11,9 +11,10 @@ import os
 import socket
 import threading
 from pathlib import Path
-from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
@@ -47,12 +48,12 @@ def listen_inside(namespace: str, addresses: list[tuple[str, int]]) -> list[sock
 class Listeners:
     """What this process serves besides its own address; each group ends on its own."""
 
-    def __init__(self, protocol: Any) -> None:
+    def __init__(self, protocol: type[H11Protocol]) -> None:
         self._protocol = protocol
         self._state = ServerState()
         self._servers: dict[int, list[asyncio.Server]] = {}
 
-    async def serve(self, group: int, listener: socket.socket, app: Any) -> None:
+    async def serve(self, group: int, listener: socket.socket, app: ASGIApp) -> None:
         """Serve an application on a socket until the group is closed."""
         config = uvicorn.Config(app, http=self._protocol, lifespan="off", log_level="warning", access_log=False)
         config.load()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from podway.sandbox.hosts.guest import SUDOERS, Keys
-from podway.sandbox.hosts.guests import Disks, DiskWish, change_inside
+from podway.sandbox.hosts.guests import DiskRequest, Disks, change_inside
 from podway.sandbox.hosts.loopback import LoopbackHosts, plain_user
 from podway.sandbox.hosts.netns import NetnsHosts, outside, why_no_namespaces
 from podway.sandbox.hosts.sshd import why_no_hosts
@@ -41,7 +41,7 @@ class Machines(Protocol):
     def let_in(self, number: int, keys: Keys) -> None:
         """These users with these keys, and nobody else."""
 
-    def attach(self, number: int, disks: list[DiskWish]) -> None:
+    def attach(self, number: int, disks: list[DiskRequest]) -> None:
         """Each sees these disks, and no other."""
 
     def wipe(self, disk: int) -> None:
@@ -53,7 +53,7 @@ class Machines(Protocol):
     def namespaces(self, number: int) -> list[str]:
         """The names of their networks, where they have some of their own."""
 
-    def befall(self, number: int, worker: int, what: str) -> None:
+    def inject(self, number: int, worker: int, what: str) -> None:
         """cut-off, reconnect, kill-sshd, start-sshd, lose."""
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class NoMachines:
     def let_in(self, number: int, keys: Keys) -> None:
         """There is nothing."""
 
-    def attach(self, number: int, disks: list[DiskWish]) -> None:
+    def attach(self, number: int, disks: list[DiskRequest]) -> None:
         """There is nothing."""
 
     def wipe(self, disk: int) -> None:
@@ -127,7 +127,7 @@ class NoMachines:
     def namespaces(self, number: int) -> list[str]:
         return []
 
-    def befall(self, number: int, worker: int, what: str) -> None:
+    def inject(self, number: int, worker: int, what: str) -> None:
         raise RuntimeError("this sandbox has no machines")
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class NetnsMachines:
         up = [self._set.init_pid(index) for index in self._of.get(number, []) if index not in self._down]
         change_inside(up, let_in=keys)
 
-    def attach(self, number: int, disks: list[DiskWish]) -> None:
+    def attach(self, number: int, disks: list[DiskRequest]) -> None:
         for index in self._of.get(number, []):
             if index not in self._down:
                 self._disks.attach(index, self._set.keeper_pid(index), disks)
@@ -204,9 +204,9 @@ class NetnsMachines:
     def namespaces(self, number: int) -> list[str]:
         return [self._set.namespace(index) for index in self._of.get(number, [])]
 
-    def befall(self, number: int, worker: int, what: str) -> None:
+    def inject(self, number: int, worker: int, what: str) -> None:
         index = self._of[number][worker]
-        deeds = {
+        actions = {
             "cut-off": self._set.cut_off,
             "reconnect": self._set.reconnect,
             "kill-sshd": self._set.kill_sshd,
@@ -215,7 +215,7 @@ class NetnsMachines:
         if what == "lose":
             self._lose([index])
         else:
-            deeds[what](index)
+            actions[what](index)
 
     def close(self) -> None:
         self._set.close()
@@ -235,26 +235,26 @@ class LoopbackMachines:
         if number not in self._sets:
             self._sets[number] = LoopbackHosts(len(names), self.login)
         else:
-            self.befall_all(number, "start-sshd")
+            self.inject_all(number, "start-sshd")
         made = self._sets[number]
         return tuple(
             Host(address=h.address, external=h.address, name=name, key=made.host_key(i), port=h.port)
             for i, (name, h) in enumerate(zip(names, made.hosts, strict=True))
         )
 
-    def befall_all(self, number: int, what: str) -> None:
+    def inject_all(self, number: int, what: str) -> None:
         """The same for each."""
         for worker in range(len(self._sets[number].hosts)):
-            self.befall(number, worker, what)
+            self.inject(number, worker, what)
 
     def reboot(self, number: int, workers: tuple[int, ...]) -> None:
         for worker in workers or range(len(self._sets[number].hosts)):
-            self.befall(number, worker, "kill-sshd")
-            self.befall(number, worker, "start-sshd")
+            self.inject(number, worker, "kill-sshd")
+            self.inject(number, worker, "start-sshd")
 
     def halt(self, number: int) -> None:
         if number in self._sets:
-            self.befall_all(number, "kill-sshd")
+            self.inject_all(number, "kill-sshd")
 
     def remove(self, number: int) -> None:
         made = self._sets.pop(number, None)
@@ -266,7 +266,7 @@ class LoopbackMachines:
         text = "".join(f"{key}\n" for user in keys for key in keys[user])
         self._sets[number].let_in(text)
 
-    def attach(self, number: int, disks: list[DiskWish]) -> None:
+    def attach(self, number: int, disks: list[DiskRequest]) -> None:
         """This machine is not theirs to change."""
 
     def wipe(self, disk: int) -> None:
@@ -278,16 +278,16 @@ class LoopbackMachines:
     def namespaces(self, number: int) -> list[str]:
         return []
 
-    def befall(self, number: int, worker: int, what: str) -> None:
+    def inject(self, number: int, worker: int, what: str) -> None:
         made = self._sets[number]
-        deeds = {
+        actions = {
             "cut-off": made.cut_off,
             "reconnect": made.reconnect,
             "kill-sshd": made.kill_sshd,
             "start-sshd": made.start_sshd,
             "lose": made.kill_sshd,
         }
-        deeds[what](worker)
+        actions[what](worker)
 
     def close(self) -> None:
         for number in list(self._sets):

@@ -6,7 +6,6 @@ Paths and values are those that a TPU VM shows and that JAX, libtpu and Google's
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,19 +13,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from podway.sandbox.access import check_origin
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.names import project_number
 from podway.sandbox.status import ApiError
 from podway.sandbox.tpu.nodes import Node
 
 LONGEST_WAIT_S = 30.0
 ROOT = "/computeMetadata/v1"
-Tree = dict[str, Any]
 
 
 class Metadata:
     """The ASGI application of one machine; `tree` is asked anew for each request."""
 
-    def __init__(self, tree: Callable[[], Tree]) -> None:
+    def __init__(self, tree: Callable[[], JsonObject]) -> None:
         self._tree = tree
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +48,7 @@ class Metadata:
         query = request.query_params
         if query.get("wait_for_change") == "true":
             await asyncio.sleep(min(float(query.get("timeout_sec") or LONGEST_WAIT_S), LONGEST_WAIT_S))
-        found: Any = self._tree()
+        found: object = self._tree()
         for part in path.removeprefix(ROOT).strip("/").split("/") if path.startswith(ROOT) else ["-"]:
             found = found if part == "" else found.get(part) if isinstance(found, dict) else None
         if found is None:
@@ -61,7 +60,7 @@ class Metadata:
         return Response(str(found), headers=headers, media_type="application/text")
 
 
-def metadata_tree(node: Node, worker: int, project_metadata: dict[str, str], token: str) -> Tree:
+def metadata_tree(node: Node, worker: int, project_metadata: dict[str, str], token: str) -> JsonObject:
     """What one worker of a node is told."""
     project, zone, id = node.place
     host, number = node.hosts[worker], project_number(project)
@@ -86,7 +85,7 @@ def metadata_tree(node: Node, worker: int, project_metadata: dict[str, str], tok
         "worker-network-endpoints": endpoints,
         "tpu-env": "".join(f"{key}: '{value}'\n" for key, value in environment.items()),
     }
-    interface: Tree = {"ip": host.address}
+    interface: JsonObject = {"ip": host.address}
     if (node.spec.get("networkConfig") or {}).get("enableExternalIps"):
         interface["access-configs"] = {"0": {"external-ip": host.external}}
     email = (node.spec.get("serviceAccount") or {}).get("email") or f"{number}-compute@developer.gserviceaccount.com"

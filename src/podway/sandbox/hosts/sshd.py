@@ -20,7 +20,7 @@ class SshHost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostSet(Protocol):
-    """Some machines that are alike, and what can befall them."""
+    """Some machines that are alike, and the faults they can be given."""
 
     hosts: tuple[SshHost, ...]
     key: Path

@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -20,12 +19,12 @@ from starlette.responses import Response, StreamingResponse
 
 from podway.sandbox.access import shown_token
 from podway.sandbox.faults import Call
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.names import stamp
 from podway.sandbox.status import ApiError
 from podway.sandbox.storage.buckets import Buckets, Stored, check_conditions, measure
 from podway.sandbox.storage.uploads import RESUME_INCOMPLETE, Session, Uploads, as_json
 
-Json = dict[str, Any]
 _PATH = re.compile(
     r"^(?:/resumable)?(?:/(upload|download))?/storage/v1/b(?:/([^/]+)(?:/(o|iam|storageLayout|managedFolders|folders)(?:/(.+))?)?)?$"
 )
@@ -141,7 +140,7 @@ class Storage:
     async def _no_folders(self, part: str) -> Response:
         return _answer({"kind": f"storage#{part}", "items": []})
 
-    def _bucket_view(self, request: Request, bucket: Json) -> Json:
+    def _bucket_view(self, request: Request, bucket: JsonObject) -> JsonObject:
         return {**bucket, "selfLink": f"{_home(request)}/storage/v1/b/{bucket['name']}"}
 
     # Objects.
@@ -214,7 +213,7 @@ class Storage:
         method = "objects.insert" if request.method in ("POST", "PUT", "DELETE") else None
         return _known(request, method, f"{bucket}/{query.get('name', '')}", do)
 
-    async def _put(self, bucket: str, name: str, path: Path, fields: Json, query: dict[str, str]) -> Stored:
+    async def _put(self, bucket: str, name: str, path: Path, fields: JsonObject, query: dict[str, str]) -> Stored:
         """Bytes that were written become an object; reading them for their hashes must not hold up everybody else."""
         content = await asyncio.to_thread(measure, path)
         return self.buckets.put(bucket, name, content, fields, query, time.time())
@@ -233,7 +232,7 @@ class Storage:
     async def _list(self, request: Request, bucket: str, query: dict[str, str]) -> Response:
         self.buckets.check_permission("objects.list", bucket)
         items, prefixes, token = self.buckets.list_of(bucket, query)
-        shown: Json = {"kind": "storage#objects", "items": [self._view(request, item) for item in items]}
+        shown: JsonObject = {"kind": "storage#objects", "items": [self._view(request, item) for item in items]}
         if prefixes:
             shown["prefixes"] = prefixes
         return _answer({**shown, **({"nextPageToken": token} if token else {})})
@@ -269,7 +268,7 @@ class Storage:
         made = await self._put(bucket, name, data, fields, dict(request.query_params))
         return _answer(self._view(request, made))
 
-    def _view(self, request: Request, stored: Stored) -> Json:
+    def _view(self, request: Request, stored: Stored) -> JsonObject:
         path = f"b/{quote(stored.bucket, safe='')}/o/{quote(stored.name, safe='')}"
         home = _home(request)
         return {
@@ -339,11 +338,11 @@ def _known(
     return Call(service="storage", method=method, name=name), do
 
 
-async def _body(request: Request) -> Json:
+async def _body(request: Request) -> JsonObject:
     return as_json(await request.body())
 
 
-def _answer(value: Any, status: int = 200) -> Response:
+def _answer(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json; charset=UTF-8")
 
 

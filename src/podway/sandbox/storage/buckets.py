@@ -11,16 +11,15 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import msgspec
 
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.names import project_number, stamp
 from podway.sandbox.status import ApiError, invalid
 
-Json = dict[str, Any]
 _BUCKET = re.compile(
     r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
 )  # Google's page on bucket names, without the dotted long form
@@ -61,7 +60,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     data: Content
     created: float
     updated: float
-    fields: Json  # contentType, metadata, cacheControl and so on, as given
+    fields: JsonObject  # contentType, metadata, cacheControl and so on, as given
 
 
 class Buckets:
@@ -71,7 +70,7 @@ class Buckets:
         self._place, self._ledger = place, ledger
         shutil.rmtree(place, ignore_errors=True)  # what a sandbox left that was killed
         place.mkdir(parents=True)
-        self.all: dict[str, Json] = {}
+        self.all: dict[str, JsonObject] = {}
         self.objects: dict[str, dict[str, Stored]] = {}
         self.denied: dict[str, set[str]] = {}  # bucket (or *) -> permissions taken away
         self._files = itertools.count()
@@ -88,13 +87,13 @@ class Buckets:
                 f"Permission '{permission}' denied on resource (or it may not exist).",
             )
 
-    def bucket(self, name: str) -> Json:
+    def bucket(self, name: str) -> JsonObject:
         """One bucket."""
         if name not in self.all:
             raise ApiError("NOT_FOUND", "The specified bucket does not exist.")
         return self.all[name]
 
-    def make(self, project: str, body: Json, now: float) -> Json:
+    def make(self, project: str, body: JsonObject, now: float) -> JsonObject:
         """A new bucket; its name is the world's."""
         name = str(body.get("name") or "")
         if not _BUCKET.match(name):
@@ -122,7 +121,7 @@ class Buckets:
         self._ledger.made("bucket", f"projects/{project}/buckets/{name}", now, labels=body.get("labels"))
         return made
 
-    def change(self, name: str, body: Json, now: float) -> Json:
+    def change(self, name: str, body: JsonObject, now: float) -> JsonObject:
         """Patch a bucket."""
         changed = {**self.bucket(name), **body, "updated": stamp(now)}
         changed["metageneration"] = str(int(changed["metageneration"]) + 1)
@@ -156,7 +155,9 @@ class Buckets:
         check_conditions(found, query or {})
         return found
 
-    def put(self, bucket: str, name: str, data: Content, fields: Json, query: dict[str, str], now: float) -> Stored:
+    def put(
+        self, bucket: str, name: str, data: Content, fields: JsonObject, query: dict[str, str], now: float
+    ) -> Stored:
         """Bytes become an object, replacing another if the conditions allow it."""
         if not name or len(name.encode()) > 1024:
             raise invalid("Required: an object name of at most 1024 bytes")
@@ -184,7 +185,7 @@ class Buckets:
             before.data.path.unlink(missing_ok=True)
         return made
 
-    def edit(self, bucket: str, name: str, body: Json, query: dict[str, str], now: float) -> Stored:
+    def edit(self, bucket: str, name: str, body: JsonObject, query: dict[str, str], now: float) -> Stored:
         """Change what is said of an object, not its bytes."""
         found = self.get(bucket, name, query)
         fields = {**found.fields, **body}

@@ -3,15 +3,14 @@
 import re
 import secrets
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.status import ApiError, invalid
 from podway.sandbox.storage.buckets import Buckets
 
-Json = dict[str, Any]
 _RANGE = re.compile(r"^bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
 _BOUNDARY = re.compile(r"""boundary=["']?([^"';]+)""")  # gcloud puts it between single quotes
 RESUME_INCOMPLETE = 308
@@ -21,7 +20,7 @@ class Session(msgspec.Struct, kw_only=True):
     """A resumable upload under way. It changes: bytes are appended."""
 
     bucket: str
-    fields: Json
+    fields: JsonObject
     query: dict[str, str]
     data: Path
     have: int = 0
@@ -34,13 +33,13 @@ class Uploads:
         self._buckets = buckets
         self._sessions: dict[str, Session] = {}
 
-    async def whole(self, request: Request) -> tuple[Path, Json]:
+    async def whole(self, request: Request) -> tuple[Path, JsonObject]:
         """`uploadType=media`: the body is the object."""
         path = self._buckets.new_file()
         await _receive(request, path, append=False)
         return path, {"contentType": request.headers.get("content-type", "application/octet-stream")}
 
-    async def multipart(self, request: Request) -> tuple[Path, Json]:
+    async def multipart(self, request: Request) -> tuple[Path, JsonObject]:
         """`uploadType=multipart`: JSON, then the object."""
         kind, fields, content = split_multipart(request.headers.get("content-type", ""), await request.body())
         path = self._buckets.new_file()
@@ -96,7 +95,7 @@ class Uploads:
         return self._sessions.pop(id)
 
 
-def as_json(text: bytes) -> Json:
+def as_json(text: bytes) -> JsonObject:
     """An object, which may be left out; Google's Go client then sends `null`."""
     if not text or text.strip() in (b"", b"null"):
         return {}
@@ -109,7 +108,7 @@ def as_json(text: bytes) -> Json:
     return value
 
 
-def split_multipart(content_type: str, body: bytes) -> tuple[str, Json, bytes]:
+def split_multipart(content_type: str, body: bytes) -> tuple[str, JsonObject, bytes]:
     """The data's content type, the description and the data of a multipart/related body."""
     found = _BOUNDARY.search(content_type)
     mark = b"--" + found[1].encode() if found else b""

@@ -5,7 +5,7 @@
                  |          |-> PREEMPTED (spot)
                  +-> gone (no capacity)      any -> DELETING -> gone
 
-A node is READY when its time has come *and* its hosts are up: hosts are asked for through `Deed`s, which whoever runs this
+A node is READY when its time has come *and* its hosts are up: hosts are asked for through `MachineAction`s, which the caller
 carries out and answers with `hosts_up`. All time comes in as arguments; nothing here waits.
 """
 
@@ -16,6 +16,7 @@ import msgspec
 
 from podway.catalog.slices import Slice
 from podway.sandbox.agenda import Agenda
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.names import check_id, split_name, split_parent, stamp
 from podway.sandbox.status import ApiError, already_exists, invalid, not_found, out_of_order
@@ -39,12 +40,12 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 22
 
 
-class Deed(msgspec.Struct, frozen=True, kw_only=True):
+class MachineAction(msgspec.Struct, frozen=True, kw_only=True):
     """Something to be done to a node's machines: boot, reboot, halt, remove, keys."""
 
     what: str
     node: str
-    number: int  # the node's own: another may have its name by the time the deed is done
+    number: int  # the node's own: another may have its name by the time the action is done
     workers: tuple[int, ...] = ()
     operation: str = ""  # which ends only when this is done, too
 
@@ -53,7 +54,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One node at one moment."""
 
     name: str
-    spec: dict[str, Any]
+    spec: JsonObject
     slice: Slice
     tier: str
     version: str
@@ -65,7 +66,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     multislice: bool = False
     health: str = "HEALTHY"
     description: str = ""  # of its health
-    maintenance: dict[str, Any] | None = None
+    maintenance: JsonObject | None = None
     hosts: tuple[Host, ...] = ()
     up: bool = False  # all hosts are
     due: bool = False  # the time to become READY has come
@@ -89,7 +90,7 @@ class Nodes:
     def __init__(self, agenda: Agenda, operations: Operations, capacity: Capacity, ledger: Ledger) -> None:
         self._agenda, self._operations, self._capacity, self._ledger = agenda, operations, capacity, ledger
         self.all: dict[str, Node] = {}
-        self.deeds: list[Deed] = []
+        self.actions: list[MachineAction] = []
         self.changed: list[Callable[[Node, float], None]] = []  # told of each node that is READY, lost or gone
         self._updating: dict[str, int] = {}  # an update's operation -> how many things it waits for
         self._made = 0
@@ -108,7 +109,7 @@ class Nodes:
         return [node.claim for node in self.all.values() if node.state in HOLDING]
 
     def create(
-        self, version: str, parent: str, id: str, body: dict[str, Any], now: float, doom: ApiError | None = None
+        self, version: str, parent: str, id: str, body: JsonObject, now: float, failure: ApiError | None = None
     ) -> Operation:
         """Accept a node; whether there is capacity shows later."""
         project, zone = split_parent(parent)
@@ -124,14 +125,14 @@ class Nodes:
             found = self._capacity.find_reservation(project, zone, slice.generation, wanted)
             node = msgspec.structs.replace(node, reservation=found)
         self._capacity.check_quota([node.claim], self.held())
-        operation = self._operations.start(version=version, verb="create", target=name, now=now, doom=doom)
+        operation = self._operations.start(version=version, verb="create", target=name, now=now, failure=failure)
         self.all[name] = msgspec.structs.replace(node, operation=operation.name)
         self._ledger.made("node", node.name, now, slice=slice, tier=node.tier, labels=spec.get("labels"))
         self._agenda.after(now, FIND_S, lambda due: self._find_capacity(name, node.number, due))
         return operation
 
     def create_for(
-        self, queued: str, version: str, name: str, spec: dict[str, Any], claim: Claim, multislice: bool, now: float
+        self, queued: str, version: str, name: str, spec: JsonObject, claim: Claim, multislice: bool, now: float
     ) -> None:
         """A node of a queued resource, whose capacity is already found."""
         node = self._new(version, name, spec, claim.slice, claim.tier, now)
@@ -141,13 +142,13 @@ class Nodes:
         self._ledger.made("node", name, now, slice=claim.slice, tier=claim.tier, labels=spec.get("labels"))
         self._boot(self.all[name], "boot", BOOT_S + BOOT_PER_HOST_S * claim.slice.hosts, now)
 
-    def delete(self, version: str, name: str, now: float, doom: ApiError | None = None) -> Operation:
+    def delete(self, version: str, name: str, now: float, failure: ApiError | None = None) -> Operation:
         """Begin to delete; deleting twice at once is refused."""
         node = self.get(name)
         if node.state == "DELETING":
             raise out_of_order(f"Resource '{name}' is being deleted by another operation.")
-        operation = self._operations.start(version=version, verb="delete", target=name, now=now, doom=doom)
-        if doom is None:
+        operation = self._operations.start(version=version, verb="delete", target=name, now=now, failure=failure)
+        if failure is None:
             self.begin_delete(node, now, operation.name)
         else:
             self._fail_later(operation, DELETE_S, now)
@@ -157,22 +158,22 @@ class Nodes:
         """The way out; a create that is still under way ends with an error."""
         self._operations.finish(node.operation, now, error=ApiError("CANCELLED", f"'{node.name}' was deleted."))
         self._set(node, state="DELETING", operation=operation, up=False, due=False)
-        self.deeds.append(Deed(what="halt", node=node.name, number=node.number))
+        self.actions.append(MachineAction(what="halt", node=node.name, number=node.number))
         self._agenda.after(now, DELETE_S, lambda due: self._end_delete(node.name, node.number, due))
 
-    def stop(self, version: str, name: str, now: float, doom: ApiError | None = None) -> Operation:
+    def stop(self, version: str, name: str, now: float, failure: ApiError | None = None) -> Operation:
         """Stop the machine of a node that has one."""
-        return self._halfway(version, name, "stop", STOP_S, now, doom)
+        return self._halfway(version, name, "stop", STOP_S, now, failure)
 
-    def start(self, version: str, name: str, now: float, doom: ApiError | None = None) -> Operation:
+    def start(self, version: str, name: str, now: float, failure: ApiError | None = None) -> Operation:
         """Start it again, if there is capacity."""
         node = self.get(name)
         if node.state == "STOPPED":
             self._capacity.check_stock([node.claim], self.held())
-        return self._halfway(version, name, "start", START_S, now, doom)
+        return self._halfway(version, name, "start", START_S, now, failure)
 
     def update(
-        self, version: str, name: str, body: dict[str, Any], mask: list[str], now: float, doom: ApiError | None = None
+        self, version: str, name: str, body: JsonObject, mask: list[str], now: float, failure: ApiError | None = None
     ) -> Operation:
         """Change the fields of the mask, and only those that can be changed."""
         node = self.get(name)
@@ -183,20 +184,20 @@ class Nodes:
             raise invalid(
                 f"Invalid update_mask: '{bad[0]}' cannot be updated; only {', '.join(sorted(UPDATABLE))} can."
             )
-        operation = self._operations.start(version=version, verb="update", target=name, now=now, doom=doom)
-        if doom is not None:
+        operation = self._operations.start(version=version, verb="update", target=name, now=now, failure=failure)
+        if failure is not None:
             self._fail_later(operation, UPDATE_S, now)
             return operation
         self._set(node, spec=_patched(node.spec, body, mask))
         self._updating[operation.name] = 1
         if node.up:
             self._updating[operation.name] += 1
-            self.deeds.append(Deed(what="keys", node=name, number=node.number, operation=operation.name))
+            self.actions.append(MachineAction(what="keys", node=name, number=node.number, operation=operation.name))
         self._agenda.after(now, UPDATE_S, lambda due: self.updated(operation.name, due))
         return operation
 
     def maintain(
-        self, version: str, name: str, workers: tuple[int, ...], now: float, doom: ApiError | None = None
+        self, version: str, name: str, workers: tuple[int, ...], now: float, failure: ApiError | None = None
     ) -> Operation:
         """Maintenance now: the hosts named (or all) go down and come back."""
         node = self.get(name)
@@ -205,8 +206,8 @@ class Nodes:
         beyond = [worker for worker in workers if worker >= node.slice.hosts]
         if beyond:
             raise invalid(f"'{name}' has {node.slice.hosts} workers; there is no worker {beyond[0]}.")
-        operation = self._operations.start(version=version, verb="maintenance", target=name, now=now, doom=doom)
-        if doom is not None:
+        operation = self._operations.start(version=version, verb="maintenance", target=name, now=now, failure=failure)
+        if failure is not None:
             self._fail_later(operation, REPAIR_S, now)
             return operation
         window = {"type": "UNSCHEDULED", "maintenanceStatus": "ONGOING", "windowStartTime": stamp(now)}
@@ -228,10 +229,10 @@ class Nodes:
     def lose(self, node: Node, state: str, why: str, now: float) -> None:
         """The machines are gone; the record stays until someone deletes it."""
         self._operations.finish(node.operation, now, error=ApiError("ABORTED", why))
-        self.deeds.append(Deed(what="halt", node=node.name, number=node.number))
+        self.actions.append(MachineAction(what="halt", node=node.name, number=node.number))
         self._set(node, state=state, description=why, up=False, due=False, operation="")
         self._ledger.stopped(node.name, now)
-        self._tell(self.all[node.name], now)
+        self._notify(self.all[node.name], now)
 
     def hosts_up(self, name: str, number: int, hosts: tuple[Host, ...], now: float) -> None:
         """The answer to a `boot` or `reboot`."""
@@ -261,7 +262,7 @@ class Nodes:
         else:
             self._finish_with(operation, node, now)
 
-    def view(self, node: Node, version: str) -> dict[str, Any]:
+    def view(self, node: Node, version: str) -> JsonObject:
         """As a version of the API shows it."""
         project = node.place[0]
         outside = (node.spec.get("networkConfig") or {}).get("enableExternalIps", version == "v1")
@@ -285,7 +286,7 @@ class Nodes:
 
     # The steps.
 
-    def _new(self, version: str, name: str, spec: dict[str, Any], slice: Slice, tier: str, now: float) -> Node:
+    def _new(self, version: str, name: str, spec: JsonObject, slice: Slice, tier: str, now: float) -> Node:
         self._made += 1
         number = int(now) * 1_000_000_000 + self._made
         return Node(
@@ -297,9 +298,9 @@ class Nodes:
         if node is None:
             return
         try:
-            doom = self._operations.doom_of(node.operation)
-            if doom:
-                raise doom
+            failure = self._operations.failure_of(node.operation)
+            if failure:
+                raise failure
             others = [other.claim for other in self.all.values() if other.state in HOLDING and other.name != name]
             self._capacity.check_stock([node.claim], others)
         except ApiError as error:
@@ -311,7 +312,7 @@ class Nodes:
     def _boot(self, node: Node, how: str, seconds: float, now: float, workers: tuple[int, ...] = ()) -> None:
         """Ask for hosts, and remember when the node may be READY."""
         self._set(node, up=False, due=False)
-        self.deeds.append(Deed(what=how, node=node.name, number=node.number, workers=workers))
+        self.actions.append(MachineAction(what=how, node=node.name, number=node.number, workers=workers))
         self._agenda.after(now, seconds, lambda due: self._time_is_up(node.name, node.number, node.state, due))
 
     def _time_is_up(self, name: str, number: int, state: str, now: float) -> None:
@@ -328,10 +329,10 @@ class Nodes:
         ready = self.all[name]
         self._ledger.started(name, now)
         self._finish_with(node.operation, ready, now)
-        self._tell(ready, now)
+        self._notify(ready, now)
 
     def _halfway(
-        self, version: str, name: str, verb: str, seconds: float, now: float, doom: ApiError | None
+        self, version: str, name: str, verb: str, seconds: float, now: float, failure: ApiError | None
     ) -> Operation:
         """Stop and start: from one resting state, through another."""
         node = self.get(name)
@@ -340,21 +341,23 @@ class Nodes:
             raise out_of_order(f"Cloud TPU cannot {verb} '{name}': it is a pod slice of {node.slice.hosts} hosts.")
         if node.state != source:
             raise out_of_order(f"Cloud TPU cannot {verb} '{name}': it is {node.state}, not {source}.")
-        operation = self._operations.start(version=version, verb=verb, target=name, now=now, doom=doom)
-        if doom is not None:
+        operation = self._operations.start(version=version, verb=verb, target=name, now=now, failure=failure)
+        if failure is not None:
             self._fail_later(operation, seconds, now)
             return operation
         self._set(node, state=through, operation=operation.name)
         if verb == "start":
             self._boot(self.all[name], "boot", seconds, now)
         else:
-            self.deeds.append(Deed(what="halt", node=name, number=node.number))
+            self.actions.append(MachineAction(what="halt", node=name, number=node.number))
             self._agenda.after(now, seconds, lambda due: self._rest(name, node.number, due))
         return operation
 
     def _fail_later(self, operation: Operation, seconds: float, now: float) -> None:
-        """A doomed operation on a node that is there does nothing, and fails when it would have been done."""
-        self._agenda.after(now, seconds, lambda due: self._operations.finish(operation.name, due, error=operation.doom))
+        """An operation bound to fail on a node that is there does nothing, and fails when it would have been done."""
+        self._agenda.after(
+            now, seconds, lambda due: self._operations.finish(operation.name, due, error=operation.failure)
+        )
 
     def _rest(self, name: str, number: int, now: float) -> None:
         node = self._same(name, number, "STOPPING")
@@ -373,9 +376,9 @@ class Nodes:
 
     def _forget(self, node: Node, now: float) -> None:
         del self.all[node.name]
-        self.deeds.append(Deed(what="remove", node=node.name, number=node.number))
+        self.actions.append(MachineAction(what="remove", node=node.name, number=node.number))
         self._ledger.gone(node.name, now)
-        self._tell(node, now)
+        self._notify(node, now)
 
     def _finish_with(self, operation: str, node: Node, now: float) -> None:
         version = self._operations.version_of(operation)
@@ -391,19 +394,19 @@ class Nodes:
     def _set(self, node: Node, **changes: Any) -> None:
         self.all[node.name] = msgspec.structs.replace(node, **changes)
 
-    def _tell(self, node: Node, now: float) -> None:
+    def _notify(self, node: Node, now: float) -> None:
         for listener in self.changed:
             listener(node, now)
 
 
-def _endpoint(host: Host, outside: bool) -> dict[str, Any]:
-    shown: dict[str, Any] = {"ipAddress": host.address, "port": NODE_PORT}
+def _endpoint(host: Host, outside: bool) -> JsonObject:
+    shown: JsonObject = {"ipAddress": host.address, "port": NODE_PORT}
     if outside:
         shown["accessConfig"] = {"externalIp": host.external}
     return shown
 
 
-def _patched(spec: dict[str, Any], body: dict[str, Any], mask: list[str]) -> dict[str, Any]:
+def _patched(spec: JsonObject, body: JsonObject, mask: list[str]) -> JsonObject:
     changed = dict(spec)
     for field in mask:
         if field == "network_config.enable_external_ips":

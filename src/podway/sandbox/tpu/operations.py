@@ -1,13 +1,12 @@
 """Long-running operations: begun by a request, ended by the cloud, asked for until they are done.
 
-An operation may be doomed when it begins (a fault on command): whoever ends it then ends it with that error, and takes back
+An operation may be bound to fail when it begins (a fault on command): the caller that ends it then ends it with that error, and takes back
 what it did.
 """
 
-from typing import Any
-
 import msgspec
 
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.names import parent_of, split_name, stamp
 from podway.sandbox.status import ApiError, not_found
 
@@ -20,15 +19,15 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     verb: str
     target: str
     created: float
-    doom: ApiError | None = None
+    failure: ApiError | None = None
     ended: float | None = None
-    response: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None
+    response: JsonObject | None = None
+    error: JsonObject | None = None
     cancel_requested: bool = False
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> JsonObject:
         """As the API shows it."""
-        metadata: dict[str, Any] = {
+        metadata: JsonObject = {
             "@type": f"type.googleapis.com/google.cloud.tpu.{self.version}.OperationMetadata",
             "createTime": stamp(self.created),
             "target": self.target,
@@ -50,17 +49,17 @@ class Operations:
         self._all: dict[str, Operation] = {}
         self._made = 0
 
-    def start(self, *, version: str, verb: str, target: str, now: float, doom: ApiError | None = None) -> Operation:
+    def start(self, *, version: str, verb: str, target: str, now: float, failure: ApiError | None = None) -> Operation:
         """Begin one."""
         self._made += 1
         project, zone = target.split("/")[1], target.split("/")[3]
         name = f"{parent_of(project, zone)}/operations/operation-{int(now * 1000)}-{self._made}"
-        made = Operation(name=name, version=version, verb=verb, target=target, created=now, doom=doom)
+        made = Operation(name=name, version=version, verb=verb, target=target, created=now, failure=failure)
         self._all[name] = made
         return made
 
     def finish(
-        self, name: str, now: float, *, response: dict[str, Any] | None = None, error: ApiError | None = None
+        self, name: str, now: float, *, response: JsonObject | None = None, error: ApiError | None = None
     ) -> None:
         """End one, once; what was deleted meanwhile stays away."""
         found = self._all.get(name)
@@ -81,10 +80,10 @@ class Operations:
             raise not_found(name)
         return self._all[name]
 
-    def doom_of(self, name: str) -> ApiError | None:
+    def failure_of(self, name: str) -> ApiError | None:
         """The error that an operation has to end with, if any; its record may be deleted by now."""
         found = self._all.get(name)
-        return found.doom if found else None
+        return found.failure if found else None
 
     def target_of(self, name: str) -> str:
         """What it is about; nothing when its record is deleted."""
@@ -101,7 +100,7 @@ class Operations:
         return list(self._all.values())
 
     def cancel(self, name: str) -> None:
-        """Note the wish. As on Cloud TPU, nothing says that it is granted."""
+        """Note the request. As on Cloud TPU, nothing says that it is granted."""
         self._all[name] = msgspec.structs.replace(self.get(name), cancel_requested=True)
 
     def delete(self, name: str) -> None:

@@ -1,10 +1,10 @@
-"""Queued resources: a wish for nodes that waits until all of them can be had at once.
+"""Queued resources: a request for nodes that waits until all of them are available at once.
 
     CREATING -> ACCEPTED -> WAITING_FOR_RESOURCES -> PROVISIONING -> ACTIVE -> SUSPENDING -> SUSPENDED -> (reset) ACCEPTED
                     |               |                     |                                      |
                     +---------------+--- expired, quota ---+--> FAILED                           any -> DELETING -> gone
 
-The node specs are kept expanded: a multislice wish for n nodes is n specs with their ids. A node that is lost takes the whole
+The node specs are kept expanded: a multislice request for n nodes is n specs with their ids. A node that is lost takes the whole
 resource down with it; a resource that is deleted takes its nodes along (with force), so no node outlives its queued resource.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from podway.sandbox.agenda import Agenda
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.names import check_id, read_duration, read_stamp, split_name, split_parent, stamp
 from podway.sandbox.status import ApiError, already_exists, invalid, not_found, out_of_order
@@ -31,14 +32,14 @@ class Queued(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     version: str
-    body: dict[str, Any]  # tier, policy and the rest, as asked for
-    specs: tuple[tuple[str, dict[str, Any], Claim], ...]  # full node name, node spec, what it needs
+    body: JsonObject  # tier, policy and the rest, as asked for
+    specs: tuple[tuple[str, JsonObject, Claim], ...]  # full node name, node spec, what it needs
     multislice: bool
     state: str
     created: float
     initiator: str = "SERVICE"
     not_before: float = 0.0
-    error: dict[str, Any] | None = None
+    error: JsonObject | None = None
     operation: str = ""  # the delete that ends when it is gone
     round: int = 0  # how often it was reset; what was due in an earlier round is void
     number: int = 0  # tells it from an earlier one of the same name
@@ -64,9 +65,9 @@ class Queue:
         return self.all[name]
 
     def create(
-        self, version: str, parent: str, id: str, body: dict[str, Any], now: float, doom: ApiError | None = None
+        self, version: str, parent: str, id: str, body: JsonObject, now: float, failure: ApiError | None = None
     ) -> Operation:
-        """Accept a wish. The operation ends when it is in the queue, not when it is granted."""
+        """Accept a request. The operation ends when it is in the queue, not when it is granted."""
         project, zone = split_parent(parent)
         name = f"{parent}/queuedResources/{check_id('queued_resource_id', id)}"
         if zone not in zones():
@@ -92,13 +93,13 @@ class Queue:
             number=self._made,
         )
         self._ledger.made("queuedResource", name, now, tier=specs[0][2].tier, labels=specs[0][1].get("labels"))
-        operation = self._operations.start(version=version, verb="create", target=name, now=now, doom=doom)
+        operation = self._operations.start(version=version, verb="create", target=name, now=now, failure=failure)
         self._agenda.after(now, ACCEPT_S, lambda due: self._accept(made, operation, due))
         if until is not None:
             self._agenda.at(until, lambda due: self._expire(made, due))
         return operation
 
-    def delete(self, version: str, name: str, force: bool, now: float, doom: ApiError | None = None) -> Operation:
+    def delete(self, version: str, name: str, force: bool, now: float, failure: ApiError | None = None) -> Operation:
         """Delete one without nodes; with force, its nodes first."""
         queued = self.get(name)
         if queued.state == "DELETING":
@@ -108,29 +109,29 @@ class Queue:
             raise out_of_order(
                 f"Queued resource '{name}' is {queued.state} and has nodes; delete its nodes first or delete it with force."
             )
-        operation = self._operations.start(version=version, verb="delete", target=name, now=now, doom=doom)
-        if doom is not None:
-            self._agenda.after(now, DELETE_S, lambda due: self._operations.finish(operation.name, due, error=doom))
+        operation = self._operations.start(version=version, verb="delete", target=name, now=now, failure=failure)
+        if failure is not None:
+            self._agenda.after(now, DELETE_S, lambda due: self._operations.finish(operation.name, due, error=failure))
             return operation
         self._set(queued, state="DELETING", initiator="USER", operation=operation.name)
         self._delete_nodes(queued, now)
         self._agenda.after(now, DELETE_S, lambda due: self._maybe_gone(name, due))
         return operation
 
-    def reset(self, version: str, name: str, now: float, doom: ApiError | None = None) -> Operation:
+    def reset(self, version: str, name: str, now: float, failure: ApiError | None = None) -> Operation:
         """Queue a suspended one again."""
         queued = self.get(name)
         if queued.state not in ("SUSPENDED", "FAILED"):
             raise out_of_order(f"Queued resource '{name}' is {queued.state}; only SUSPENDED or FAILED can be reset.")
-        operation = self._operations.start(version=version, verb="reset", target=name, now=now, doom=doom)
-        if doom is None:
+        operation = self._operations.start(version=version, verb="reset", target=name, now=now, failure=failure)
+        if failure is None:
             self._set(queued, state="CREATING", error=None, initiator="USER", round=queued.round + 1)
         again = self.all[name]
         self._agenda.after(now, ACCEPT_S, lambda due: self._accept(again, operation, due))
         return operation
 
     def maintain(
-        self, version: str, name: str, nodes: list[str], now: float, doom: ApiError | None = None
+        self, version: str, name: str, nodes: list[str], now: float, failure: ApiError | None = None
     ) -> Operation:
         """Maintenance of the nodes named, or of all."""
         queued = self.get(name)
@@ -141,15 +142,15 @@ class Queue:
             if self._nodes.get(one).state != "READY":
                 raise out_of_order(f"Resource '{one}' is {self._nodes.get(one).state}; maintenance needs READY.")
         for one in nodes or mine:
-            self._nodes.maintain(version, one, (), now, doom)
-        operation = self._operations.start(version=version, verb="maintenance", target=name, now=now, doom=doom)
+            self._nodes.maintain(version, one, (), now, failure)
+        operation = self._operations.start(version=version, verb="maintenance", target=name, now=now, failure=failure)
         self._agenda.after(now, REPAIR_S, lambda due: self._end_maintenance(operation, due))
         return operation
 
     def _end_maintenance(self, operation: Operation, now: float) -> None:
         queued = self.all.get(operation.target)
-        if queued is None or operation.doom is not None:
-            self._operations.finish(operation.name, now, error=operation.doom or not_found(operation.target))
+        if queued is None or operation.failure is not None:
+            self._operations.finish(operation.name, now, error=operation.failure or not_found(operation.target))
         else:
             self._finish_with(operation.name, queued, now)
 
@@ -159,7 +160,7 @@ class Queue:
             if queued.state == "WAITING_FOR_RESOURCES":
                 self._provision(queued, now)
 
-    def view(self, queued: Queued, version: str) -> dict[str, Any]:
+    def view(self, queued: Queued, version: str) -> JsonObject:
         """As a version of the API shows it."""
         specs = []
         for name, spec, _ in queued.specs:
@@ -167,7 +168,7 @@ class Queue:
             node = self._nodes.all.get(name)
             shown = self._nodes.view(node, version) if node is not None and node.queued == queued.name else spec
             specs.append({"parent": parent, "nodeId": id, "node": {**shown, "name": name}})
-        state: dict[str, Any] = {"state": queued.state, "stateInitiator": queued.initiator}
+        state: JsonObject = {"state": queued.state, "stateInitiator": queued.initiator}
         if queued.state == "FAILED":
             state["failedData"] = {"error": queued.error}
         elif queued.state != "WAITING_FOR_RESOURCES":
@@ -183,19 +184,19 @@ class Queue:
     # The steps.
 
     def _read_specs(
-        self, version: str, parent: str, id: str, body: dict[str, Any]
-    ) -> tuple[list[tuple[str, dict[str, Any], Claim]], bool]:
+        self, version: str, parent: str, id: str, body: JsonObject
+    ) -> tuple[list[tuple[str, JsonObject, Claim]], bool]:
         """Each node that is wanted, by name; whether they are slices of one whole."""
         project, zone = split_parent(parent)
-        found: list[tuple[str, dict[str, Any], Claim]] = []
+        found: list[tuple[str, JsonObject, Claim]] = []
         multislice = False
-        for wish in (body.get("tpu") or {}).get("nodeSpec") or []:
-            if wish.get("parent") not in (None, "", parent):
-                raise invalid(f"node_spec.parent is '{wish['parent']}'; it must be '{parent}'.")
-            many = wish.get("multisliceParams") or wish.get("multiNodeParams")
-            if bool(many) == bool(wish.get("nodeId")):
+        for request in (body.get("tpu") or {}).get("nodeSpec") or []:
+            if request.get("parent") not in (None, "", parent):
+                raise invalid(f"node_spec.parent is '{request['parent']}'; it must be '{parent}'.")
+            many = request.get("multisliceParams") or request.get("multiNodeParams")
+            if bool(many) == bool(request.get("nodeId")):
                 raise invalid("Exactly one of node_id and multislice_params must be given.")
-            spec, slice = read_node(version, wish.get("node") or {}, zone)
+            spec, slice = read_node(version, request.get("node") or {}, zone)
             tier = _tier(body)
             reserved = ""
             if tier == RESERVED:
@@ -203,7 +204,7 @@ class Queue:
                 reserved = self._capacity.find_reservation(project, zone, slice.generation, wanted)
             claim = Claim(project=project, zone=zone, slice=slice, tier=tier, reservation=reserved)
             spec = {**spec, "schedulingConfig": {**(spec.get("schedulingConfig") or {}), **_scheduling(tier)}}
-            found += [(f"{parent}/nodes/{one}", spec, claim) for one in _ids(wish, many, id)]
+            found += [(f"{parent}/nodes/{one}", spec, claim) for one in _ids(request, many, id)]
             multislice = multislice or bool(many)
         if not found:
             raise invalid("Missing required field: tpu.node_spec")
@@ -212,11 +213,11 @@ class Queue:
         return found, multislice
 
     def _accept(self, was: Queued, operation: Operation, now: float) -> None:
-        if operation.doom is not None:
+        if operation.failure is not None:
             queued = self._same(was, "CREATING")
-            self._operations.finish(operation.name, now, error=operation.doom)
+            self._operations.finish(operation.name, now, error=operation.failure)
             if queued is not None:
-                self._fail(queued, operation.doom)
+                self._fail(queued, operation.failure)
             return
         queued = self._same(was, "CREATING")
         if queued is None:
@@ -295,7 +296,7 @@ class Queue:
             self.suspend(queued, "SERVICE", now)
 
     def suspend(self, queued: Queued, initiator: str, now: float) -> None:
-        """Take the nodes away; the wish stays."""
+        """Take the nodes away; the request stays."""
         self._set(queued, state="SUSPENDING", initiator=initiator)
         was = self.all[queued.name]
         self._agenda.after(now, SUSPEND_S, lambda due: self._end_suspend(was, due))
@@ -335,9 +336,9 @@ class Queue:
         self.all[queued.name] = msgspec.structs.replace(queued, **changes)
 
 
-def _ids(wish: dict[str, Any], many: dict[str, Any] | None, queued_id: str) -> list[str]:
+def _ids(request: JsonObject, many: JsonObject | None, queued_id: str) -> list[str]:
     if not many:
-        return [check_id("node_id", wish["nodeId"])]
+        return [check_id("node_id", request["nodeId"])]
     count = int(many.get("nodeCount") or 0)
     if count < 2:
         raise invalid(f"node_count is {count}; it must be greater than 1.")
@@ -345,7 +346,7 @@ def _ids(wish: dict[str, Any], many: dict[str, Any] | None, queued_id: str) -> l
     return [f"{prefix}-{index}" for index in range(count)]
 
 
-def _tier(body: dict[str, Any]) -> str:
+def _tier(body: JsonObject) -> str:
     """The tier oneof; a reservation by name comes with it or alone."""
     tiers = [key for key in ("spot", "guaranteed", "bestEffort") if body.get(key) is not None]
     if len(tiers) > 1:
@@ -362,7 +363,7 @@ def _scheduling(tier: str) -> dict[str, bool]:
     return {SPOT: {"spot": True}, BEST_EFFORT: {"preemptible": True}, RESERVED: {"reserved": True}}.get(tier, {})
 
 
-def _window(policy: dict[str, Any], now: float, speed: float) -> tuple[float, float | None]:
+def _window(policy: JsonObject, now: float, speed: float) -> tuple[float, float | None]:
     """When it may be granted: not before, and until. Durations and times ahead pass at the cloud's speed."""
     given = [key for key, value in policy.items() if value]
     if len(given) > 1:

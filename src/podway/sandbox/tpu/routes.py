@@ -1,10 +1,10 @@
 """From an HTTP request of the Cloud TPU API to a method and its fields, as google/api/http annotations map them. Pure."""
 
 import re
-from typing import Any
 
-from podway.sandbox.status import ApiError
-from podway.sandbox.tpu.schema import named, request_type
+from podway.sandbox.jsons import JsonObject
+from podway.sandbox.status import ApiError, invalid
+from podway.sandbox.tpu.schema import descriptor_of, named, request_type
 
 # collection -> (the method's noun, its plural)
 NOUNS = {
@@ -41,7 +41,7 @@ _SYSTEM = {"alt", "$alt", "prettyPrint", "key", "fields", "quotaUser", "access_t
 class Routed:
     """A request understood."""
 
-    def __init__(self, version: str, method: str, fields: dict[str, Any]) -> None:
+    def __init__(self, version: str, method: str, fields: JsonObject) -> None:
         self.version, self.method, self.fields = version, method, fields
 
     @property
@@ -55,24 +55,24 @@ class Routed:
         return id_of(self.fields)
 
 
-def zone_of(fields: dict[str, Any]) -> str:
+def zone_of(fields: JsonObject) -> str:
     """The zone that a request is about."""
     parts = _about(fields).split("/")
     return parts[3] if len(parts) > 3 else ""
 
 
-def id_of(fields: dict[str, Any]) -> str:
+def id_of(fields: JsonObject) -> str:
     """The id of what a request is about."""
     parts = _about(fields).split("/")
     given = fields.get("nodeId") or fields.get("queuedResourceId")
     return str(given or (parts[5] if len(parts) > 5 else ""))
 
 
-def _about(fields: dict[str, Any]) -> str:
+def _about(fields: JsonObject) -> str:
     return str(fields.get("name") or fields.get("parent") or (fields.get("node") or {}).get("name") or "")
 
 
-def route(http_method: str, path: str, query: dict[str, str], body: Any) -> Routed:
+def route(http_method: str, path: str, query: dict[str, str], body: object) -> Routed:
     """What a request asks for; refused where Google's frontend would not know the address."""
     found = _PATH.match(path.strip("/"))
     unknown = ApiError("NOT_FOUND", f"The requested URL /{path.strip('/')} was not found on this server.")
@@ -85,11 +85,13 @@ def route(http_method: str, path: str, query: dict[str, str], body: Any) -> Rout
     parent = f"projects/{project}" + (f"/locations/{zone}" if zone else "")
     about = f"{parent}/{collection}/{id}" if id else parent
     asked = {key: value for key, value in query.items() if key not in _SYSTEM}
-    fields: dict[str, Any] = dict(asked)
+    fields: JsonObject = dict(asked)
     if method in BODIES:
         fields[BODIES[method]] = body or {}
-    elif body:
+    elif isinstance(body, dict):
         fields.update(body)
+    elif body:
+        raise invalid("The body must be an object.")
     if method == "UpdateNode":
         fields["node"] = {**fields["node"], "name": about}
     elif id or method in ("ListLocations", "GetLocation", "ListOperations"):
@@ -98,7 +100,7 @@ def route(http_method: str, path: str, query: dict[str, str], body: Any) -> Rout
         fields["parent"] = about
     shape = request_type(version, method)
     if shape is not None:
-        fields = named(shape.DESCRIPTOR, fields)
+        fields = named(descriptor_of(shape), fields)
     elif method not in (
         "GetOperation",
         "ListOperations",

@@ -7,12 +7,14 @@ import grpc
 from google.cloud.location import locations_pb2  # type: ignore[import-untyped]
 from google.longrunning import operations_pb2  # type: ignore[import-untyped]
 from google.protobuf import empty_pb2, json_format
+from google.protobuf.message import Message
 
 from podway.sandbox.access import Access, check_origin
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.status import ApiError
 from podway.sandbox.tpu.schema import PROTOS, message_type, request_type
 
-Handle = Callable[[str, str, dict[str, Any]], Awaitable[dict[str, Any]]]
+Handle = Callable[[str, str, JsonObject], Awaitable[JsonObject]]
 
 _SHARED = {
     "google.longrunning.Operations": {
@@ -43,7 +45,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg, misc, unused-ig
             return None
         version, request, response = found
 
-        async def answer(message: Any, context: Any) -> Any:
+        async def answer(message: Message, context: Any) -> Message:
             fields = json_format.MessageToDict(message)
             headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
             try:
@@ -61,7 +63,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[type-arg, misc, unused-ig
         )
 
 
-def _types(service: str, method: str) -> tuple[str, Any, Any] | None:
+def _types(service: str, method: str) -> tuple[str, type[Message], type[Message]] | None:
     """Version, request class and response class of a method."""
     if service in _SHARED:
         shared = _SHARED[service].get(method)

@@ -3,11 +3,13 @@
 The official protos are the schema. gcloud knows fields that they do not; those are listed here and passed on as they are.
 """
 
-from typing import Any
+from typing import NoReturn, cast
 
 from google.cloud import tpu_v1, tpu_v2, tpu_v2alpha1
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
 
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.status import invalid
 
 PROTOS = {"v1": tpu_v1, "v2": tpu_v2, "v2alpha1": tpu_v2alpha1}
@@ -24,25 +26,31 @@ GCLOUD_ONLY = {
 _OPAQUE = {"google.protobuf.Timestamp", "google.protobuf.Duration", "google.protobuf.FieldMask", "google.protobuf.Any"}
 
 
-def message_type(version: str, name: str) -> Any:
+def message_type(version: str, name: str) -> type[Message]:
     """The protobuf class (not its proto-plus wrapper) of a message of the API."""
-    return getattr(PROTOS[version], name).pb()
+    found: type[Message] = getattr(PROTOS[version], name).pb()
+    return found
 
 
-def request_type(version: str, method: str) -> Any | None:
+def request_type(version: str, method: str) -> type[Message] | None:
     """The class of a method's request, or None where the version has no such method."""
     wrapper = getattr(PROTOS[version], f"{method}Request", None)
     return wrapper.pb() if wrapper is not None else None
 
 
-def named(descriptor: Descriptor, value: Any, path: str = "") -> dict[str, Any]:
+def descriptor_of(message: type[Message]) -> Descriptor:
+    """The fields of a message; its stubs allow for a second class that is the same at run time."""
+    return cast(Descriptor, message.DESCRIPTOR)
+
+
+def named(descriptor: Descriptor, value: object, path: str = "") -> JsonObject:
     """A JSON object in the shape of a message, its enums by name and its scalars of the right kind."""
     if not isinstance(value, dict):
         raise invalid(f"Invalid value at '{path}': an object is expected.")
     fields = {field.json_name: field for field in descriptor.fields} | {
         field.name: field for field in descriptor.fields
     }
-    shaped: dict[str, Any] = {}
+    shaped: JsonObject = {}
     for key, item in value.items():
         field = fields.get(key)
         where = f"{path}.{key}" if path else key
@@ -55,7 +63,7 @@ def named(descriptor: Descriptor, value: Any, path: str = "") -> dict[str, Any]:
     return shaped
 
 
-def as_numbers(descriptor: Descriptor, value: Any) -> Any:
+def as_numbers(descriptor: Descriptor, value: object) -> object:
     """The same object with enums by number, for clients that ask for them so."""
     if not isinstance(value, dict) or descriptor.full_name in _OPAQUE:
         return value
@@ -79,7 +87,7 @@ def as_numbers(descriptor: Descriptor, value: Any) -> Any:
     return shown
 
 
-def _field(field: FieldDescriptor, item: Any, where: str) -> Any:
+def _field(field: FieldDescriptor, item: object, where: str) -> object:
     if item is None:
         return None
     if _is_map(field):
@@ -90,7 +98,7 @@ def _field(field: FieldDescriptor, item: Any, where: str) -> Any:
     return _one(field, item, where)
 
 
-def _one(field: FieldDescriptor, item: Any, where: str) -> Any:
+def _one(field: FieldDescriptor, item: object, where: str) -> object:
     if field.enum_type is not None:
         return _enum(field.enum_type, item, where)
     if field.message_type is not None:
@@ -99,24 +107,25 @@ def _one(field: FieldDescriptor, item: Any, where: str) -> Any:
         return item if isinstance(item, bool) else str(item).lower() == "true"
     if field.cpp_type in (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64):
         try:
-            return int(item)
-        except (TypeError, ValueError):
+            return int(item if isinstance(item, str | int | float) else "")
+        except ValueError:
             _refuse(where, "a number")
     return item if isinstance(item, str) else _refuse(where, "a string")
 
 
-def _enum(kind: EnumDescriptor, item: Any, where: str) -> str:
+def _enum(kind: EnumDescriptor, item: object, where: str) -> str:
     if isinstance(item, str) and not item.isdecimal():
         # gcloud knows names that the protos do not (TPU7X); whether they mean anything is for the reader to say.
         return item
-    if not isinstance(item, str | int) or int(item) not in kind.values_by_number:
+    number = int(item) if isinstance(item, str | int) else -1
+    if number not in kind.values_by_number:
         _refuse(where, f"a value of {kind.name}")
-    return str(kind.values_by_number[int(item)].name)
+    return str(kind.values_by_number[number].name)
 
 
 def _is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
-def _refuse(where: str, wanted: str) -> Any:
+def _refuse(where: str, wanted: str) -> NoReturn:
     raise invalid(f"Invalid value at '{where}': {wanted} is expected.")

@@ -5,11 +5,11 @@ others; v2alpha1 has more, and gcloud sends still more than its published schema
 """
 
 import functools
-from typing import Any
 
 from podway.catalog.prices import all_prices, zones_of
 from podway.catalog.slices import Slice, all_slices, find_slice
 from podway.errors import UserError
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.names import project_number
 from podway.sandbox.status import ApiError, invalid
 from podway.sandbox.tpu.capacity import ON_DEMAND, RESERVED, SPOT
@@ -72,7 +72,7 @@ def slices_in(zone: str) -> tuple[Slice, ...]:
     return tuple(found.values())
 
 
-def read_node(version: str, body: dict[str, Any], zone: str) -> tuple[dict[str, Any], Slice]:
+def read_node(version: str, body: JsonObject, zone: str) -> tuple[JsonObject, Slice]:
     """The spec and the slice that a body asks for."""
     if not isinstance(body, dict):
         raise invalid("Missing required field: node")
@@ -94,7 +94,7 @@ def read_node(version: str, body: dict[str, Any], zone: str) -> tuple[dict[str, 
     return spec, slice
 
 
-def _slice_of(spec: dict[str, Any], zone: str) -> Slice:
+def _slice_of(spec: JsonObject, zone: str) -> Slice:
     name, config = spec.get("acceleratorType", ""), spec.get("acceleratorConfig") or {}
     if bool(name) == bool(config):
         raise invalid("Exactly one of accelerator_type and accelerator_config must be given.")
@@ -115,7 +115,7 @@ def _slice_of(spec: dict[str, Any], zone: str) -> Slice:
     return found
 
 
-def _from_v1(spec: dict[str, Any]) -> dict[str, Any]:
+def _from_v1(spec: JsonObject) -> JsonObject:
     moved = dict(spec)
     moved["runtimeVersion"] = moved.pop("tensorflowVersion", "")
     if "network" in moved:
@@ -124,7 +124,7 @@ def _from_v1(spec: dict[str, Any]) -> dict[str, Any]:
     return moved
 
 
-def tier_of(spec: dict[str, Any]) -> str:
+def tier_of(spec: JsonObject) -> str:
     """Which stock a node is taken from."""
     config = spec.get("schedulingConfig") or {}
     model = config.get("provisioningModel")
@@ -135,7 +135,7 @@ def tier_of(spec: dict[str, Any]) -> str:
     return ON_DEMAND
 
 
-def with_defaults(spec: dict[str, Any], project: str, cidr: str) -> dict[str, Any]:
+def with_defaults(spec: JsonObject, project: str, cidr: str) -> JsonObject:
     """What Cloud TPU fills in."""
     network = {"network": "default", "subnetwork": "default", **(spec.get("networkConfig") or {})}
     account = spec.get("serviceAccount") or {}
@@ -150,7 +150,7 @@ def with_defaults(spec: dict[str, Any], project: str, cidr: str) -> dict[str, An
     }
 
 
-def to_v1(view: dict[str, Any]) -> dict[str, Any]:
+def to_v1(view: JsonObject) -> JsonObject:
     """A node's JSON in the words of v1."""
     shown = {key: view[key] for key in V1_SAME if key in view}
     endpoints = [{"ipAddress": one["ipAddress"], "port": one["port"]} for one in view.get("networkEndpoints", [])]
