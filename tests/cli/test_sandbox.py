@@ -46,6 +46,10 @@ def test_a_sandbox_from_up_to_down(podway: Podway, podway_home: Path) -> None:
     podway("stock", "0", "--generation", "v6e", "--zone", "us-east1-d")
     assert "no generation v9" in podway("stock", "0", "--generation", "v9", rc=1).stderr
     assert "neither a number" in podway("quota", "many", rc=2).stderr
+    reserved = "projects/sandbox/locations/us-east5-b/reservations/mine"
+    assert podway("reserve", "mine", "16", "--generation", "v6e").stdout == f"{reserved}\n"
+    assert "already exists" in podway("reserve", "mine", "16", "--generation", "v6e", rc=1).stderr
+    assert "no generation v9" in podway("reserve", "other", "16", "--generation", "v9", rc=1).stderr
     assert podway("fault", "error", "--method", "Delete*", "--times", "1").stdout == "fault-1\n"
     assert "Delete*" in podway("faults").stdout
     assert "Delete*" not in podway("faults", "--clear").stdout

@@ -221,6 +221,17 @@ def quota(limit: int | None, zone: str | None, name: str | None) -> None:
 
 
 @command.command()
+@click.argument("name")
+@click.argument("chips", type=click.IntRange(1))
+@click.option("--generation", required=True, help="Of this generation: v6e.")
+@click.option("--zone", help="In this zone.  [default: the sandbox's]")
+def reserve(name: str, chips: int, generation: str, zone: str | None) -> None:
+    """Reserve CHIPS under NAME, for nodes that ask for a reservation."""
+    body = {"name": name, "chips": chips, "generation": generation, "zone": zone or _running().zone}
+    click.echo(_ask("POST", "reservations", body)["name"])
+
+
+@command.command()
 @click.argument("kind", type=click.Choice(KINDS))
 @click.option("--service", help="tpu, compute or storage; a pattern.")
 @click.option("--method", help="CreateNode, Create*, objects.get; a pattern.")

@@ -23,6 +23,7 @@ from podway.catalog.generations import GENERATIONS
 from podway.decoding import from_plain
 from podway.sandbox.faults import Rule
 from podway.sandbox.jsons import JsonObject
+from podway.sandbox.names import check_id
 from podway.sandbox.sandbox import Sandbox
 from podway.sandbox.status import ApiError, invalid, not_found, out_of_order
 from podway.sandbox.storage.buckets import PERMISSIONS
@@ -151,6 +152,7 @@ class Commands:
         chips = _count(asked, "chips")
         if "*" in (zone, generation) or chips is None or not asked.get("name"):
             raise invalid("A reservation needs zone, generation, name and chips.")
+        check_id("name", str(asked["name"]))
         project = str(asked.get("project") or self._sandbox.project)
         made = self._sandbox.world.capacity.reserve(project, zone, str(asked["name"]), generation, chips, time.time())
         return {"name": made.name}

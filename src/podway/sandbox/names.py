@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from podway.sandbox.status import ApiError, invalid
 
 _ID = re.compile(r"^[A-Za-z0-9_.~+%-]+$")  # facts of the API: what an id may be made of
+LABEL_LENGTH, MOST_LABELS = 63, 64
 _PARENT = re.compile(r"^projects/([^/]+)/locations/([^/]+)$")
 _NAME = re.compile(r"^projects/([^/]+)/locations/([^/]+)/([A-Za-z]+)/([^/]+)$")
 
@@ -39,6 +40,28 @@ def check_id(field: str, value: str) -> str:
     if not _ID.match(value) or len(value) > 128:
         raise invalid(f"Invalid {field}: '{value}'; it must match {_ID.pattern}")
     return value
+
+
+def check_labels(labels: object) -> None:
+    """Labels as Google allows them ("Requirements for labels"): few, short, of lower-case letters, digits, `_` and `-`."""
+    if labels is not None and not isinstance(labels, dict):
+        raise invalid("resource labels are invalid: an object is expected")
+    for key, value in (labels or {}).items():
+        for what, text in (("key", str(key)), ("value", str(value))):
+            bad = next((at for at, letter in enumerate(text) if not _fits_label(letter)), None)
+            if bad is not None:
+                said = f"{what} \"{text}\" contains invalid character '{text[bad]}' at index {bad}"
+                raise invalid(f'resource labels are invalid: {said} for key "{key}"')
+            if len(text) > LABEL_LENGTH or len(text.encode()) > 2 * LABEL_LENGTH + 2:
+                raise invalid(f'resource labels are invalid: {what} "{text}" is longer than {LABEL_LENGTH} characters')
+        if not key or not str(key)[0].isalpha():
+            raise invalid(f'resource labels are invalid: key "{key}" must begin with a lowercase letter')
+    if len(labels or {}) > MOST_LABELS:
+        raise invalid(f"resource labels are invalid: {len(labels or {})} labels; at most {MOST_LABELS} are allowed")
+
+
+def _fits_label(letter: str) -> bool:
+    return letter in "_-" or letter.isdecimal() or (letter.isalpha() and letter == letter.lower())
 
 
 def project_number(project: str) -> str:

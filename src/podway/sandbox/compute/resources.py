@@ -9,9 +9,10 @@ import re
 import msgspec
 
 from podway.sandbox.agenda import Agenda
+from podway.sandbox.filters import read_filter
 from podway.sandbox.jsons import JsonObject
 from podway.sandbox.ledger import Ledger
-from podway.sandbox.names import project_number, stamp
+from podway.sandbox.names import check_labels, project_number, stamp
 from podway.sandbox.status import ApiError, invalid, out_of_order
 from podway.sandbox.tpu.nodes import Host, MachineAction
 from podway.sandbox.tpu.shapes import zones
@@ -36,7 +37,6 @@ _REASONS = {
     "FAILED_PRECONDITION": "resourceNotReady",
 }
 _NAME = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")  # Google's documented pattern for Compute Engine names
-_TERM = re.compile(r"^\(?\s*([\w.-]+)\s*(=|:|eq)\s*\"?([^\"()]*?)\"?\s*\)?$")
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,21 +130,23 @@ class Compute:
 
     def list_of(self, parent: str, collection: str, query: dict[str, str]) -> JsonObject:
         """Those of one place."""
+        passes = read_filter(query.get("filter", ""))
         start = f"{parent}/{collection}/"
         found = [item for path, item in sorted(self.resources.items()) if path.startswith(start)]
         if collection in ("networks", "subnetworks"):
             default = self._default(f"{start}default")
             found = [*([default] if default else []), *found]
-        shown = [item for item in found if _wanted(item, query.get("filter", ""))]
+        shown = [item for item in found if passes(item)]
         page = _page(shown, query)
         return {"kind": f"compute#{COLLECTIONS[collection][0]}List", "id": start, **page}
 
     def aggregated(self, project: str, collection: str, query: dict[str, str]) -> JsonObject:
         """Those of all places, by place."""
+        passes = read_filter(query.get("filter", ""))
         items: dict[str, JsonObject] = {}
         for path, item in sorted(self.resources.items()):
             parts = path.split("/")
-            if parts[1] == project and parts[-2] == collection and _wanted(item, query.get("filter", "")):
+            if parts[1] == project and parts[-2] == collection and passes(item):
                 items.setdefault("/".join(parts[2:4]), {collection: []})[collection].append(item)
         return {"kind": f"compute#{COLLECTIONS[collection][0]}AggregatedList", "items": items}
 
@@ -157,6 +159,7 @@ class Compute:
             raise invalid(
                 f"Invalid value for field 'resource.name': '{name}'. Must be a match of regex '{_NAME.pattern}'"
             )
+        check_labels(body.get("labels"))
         path = f"{parent}/{collection}/{name}"
         if path in self.resources:
             raise ApiError("ALREADY_EXISTS", f"The resource '{path}' already exists")
@@ -326,24 +329,6 @@ def compute_error(error: ApiError) -> JsonObject:
 
 def _missing(path: str) -> ApiError:
     return ApiError("NOT_FOUND", f"The resource '{path}' was not found")
-
-
-def _wanted(item: JsonObject, filter: str) -> bool:
-    """Compute Engine's filters as far as clients send them: terms `field=value` and `field:pattern*` joined by AND."""
-    for term in filter.replace(" and ", " AND ").split(" AND ") if filter else []:
-        found = _TERM.match(term.strip())
-        if not found:
-            raise invalid(
-                f"Invalid value for field 'filter': '{filter}'. This sandbox knows FIELD=VALUE terms joined by AND."
-            )
-        value: object = item
-        for key in found[1].split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        wanted = found[3]
-        fits = wanted == "*" if value is None else bool(re.fullmatch(wanted.replace("*", ".*"), str(value)))
-        if value is None or not fits:
-            return False
-    return True
 
 
 def _page(items: list[JsonObject], query: dict[str, str]) -> JsonObject:

@@ -7,6 +7,7 @@ with the JSON of its response. REST and gRPC only translate to this and back.
 from collections.abc import Callable, Iterable
 
 from podway.catalog.slices import Slice
+from podway.sandbox.filters import read_filter
 from podway.sandbox.jsons import JsonObject
 from podway.sandbox.names import parent_of, project_number, split_name, split_parent
 from podway.sandbox.status import ApiError, invalid, not_found
@@ -231,10 +232,11 @@ def _page(fields: JsonObject, collection: str, every: Iterable[str], show: Calla
     if size < 0:
         raise invalid("page_size must not be negative.")
     after = fields.get("pageToken") or ""
-    names = sorted(name for name in every if name > after)
-    shown = names[: min(size, MOST_ON_A_PAGE)]
-    more = {"nextPageToken": shown[-1]} if len(names) > len(shown) else {}
-    return {collection: [show(name) for name in shown], **more}
+    passes = read_filter(str(fields.get("filter") or ""))
+    found = [(name, item) for name in sorted(every) if name > after and passes(item := show(name))]
+    shown = found[: min(size, MOST_ON_A_PAGE)]
+    more = {"nextPageToken": shown[-1][0]} if len(found) > len(shown) else {}
+    return {collection: [item for _, item in shown], **more}
 
 
 def _type(version: str, name: str, slice: Slice) -> JsonObject:

@@ -18,7 +18,7 @@ from podway.catalog.slices import Slice
 from podway.sandbox.agenda import Agenda
 from podway.sandbox.jsons import JsonObject
 from podway.sandbox.ledger import Ledger
-from podway.sandbox.names import check_id, split_name, split_parent, stamp
+from podway.sandbox.names import check_id, check_labels, split_name, split_parent, stamp
 from podway.sandbox.status import ApiError, already_exists, invalid, not_found, out_of_order
 from podway.sandbox.tpu.capacity import BEST_EFFORT, RESERVED, SPOT, Capacity, Claim
 from podway.sandbox.tpu.operations import Operation, Operations
@@ -184,6 +184,8 @@ class Nodes:
             raise invalid(
                 f"Invalid update_mask: '{bad[0]}' cannot be updated; only {', '.join(sorted(UPDATABLE))} can."
             )
+        if "labels" in mask:
+            check_labels(body.get("labels"))
         operation = self._operations.start(version=version, verb="update", target=name, now=now, failure=failure)
         if failure is not None:
             self._fail_later(operation, UPDATE_S, now)
@@ -264,11 +266,11 @@ class Nodes:
 
     def view(self, node: Node, version: str) -> JsonObject:
         """As a version of the API shows it."""
-        project = node.place[0]
+        project, zone, _ = node.place
         outside = (node.spec.get("networkConfig") or {}).get("enableExternalIps", version == "v1")
         cidr = f"{node.hosts[0].address.rsplit('.', 1)[0]}.0/24" if node.hosts else ""
         shown = {
-            **with_defaults(node.spec, project, cidr),
+            **with_defaults(node.spec, project, zone, cidr),
             "name": node.name,
             "state": node.state,
             "createTime": stamp(node.created),

@@ -10,7 +10,7 @@ from podway.catalog.prices import all_prices, zones_of
 from podway.catalog.slices import Slice, all_slices, find_slice
 from podway.errors import UserError
 from podway.sandbox.jsons import JsonObject
-from podway.sandbox.names import project_number
+from podway.sandbox.names import check_labels, project_number
 from podway.sandbox.status import ApiError, invalid
 from podway.sandbox.tpu.capacity import ON_DEMAND, RESERVED, SPOT
 
@@ -83,6 +83,7 @@ def read_node(version: str, body: JsonObject, zone: str) -> tuple[JsonObject, Sl
         raise invalid("Missing required field: node.runtime_version")
     if version != "v1" and spec["runtimeVersion"] not in RUNTIMES:
         raise ApiError("NOT_FOUND", f"Runtime version '{spec['runtimeVersion']}' was not found in zone {zone}.")
+    check_labels(spec.get("labels"))
     slice = _slice_of(spec, zone)
     written = [disk for disk in spec.get("dataDisks") or [] if disk.get("mode") != "READ_ONLY_MANY"]
     if written and not slice.single_host:
@@ -135,9 +136,13 @@ def tier_of(spec: JsonObject) -> str:
     return ON_DEMAND
 
 
-def with_defaults(spec: JsonObject, project: str, cidr: str) -> JsonObject:
-    """What Cloud TPU fills in."""
-    network = {"network": "default", "subnetwork": "default", **(spec.get("networkConfig") or {})}
+def with_defaults(spec: JsonObject, project: str, zone: str, cidr: str) -> JsonObject:
+    """What Cloud TPU fills in; networks by their full paths."""
+    network = dict(spec.get("networkConfig") or {})
+    for kind, place in (("network", "global"), ("subnetwork", f"regions/{zone.rpartition('-')[0]}")):
+        given = str(network.get(kind) or "default").partition("/compute/v1/")[2] or str(network.get(kind) or "default")
+        parent = "" if given.startswith("projects/") else f"projects/{project}/"
+        network[kind] = parent + (given if "/" in given else f"{place}/{kind}s/{given}")
     account = spec.get("serviceAccount") or {}
     email = account.get("email") or f"{project_number(project)}-compute@developer.gserviceaccount.com"
     scopes = account.get("scope") or ["https://www.googleapis.com/auth/cloud-platform"]
