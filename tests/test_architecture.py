@@ -37,7 +37,7 @@ LAYERS = {
     "sequence": ("control",),
     "faces": ("server", "cli", "bench"),
 }
-DEVICE = ("model", "train", "serve", "rehearse")
+DEVICE = ("model", "train", "serve", "rehearse", "simulated_devices")
 NO_JAX = (
     "errors",
     "extras",

@@ -49,7 +49,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         """Everything the command of `phase` finds in its environment on this host, secrets apart."""
         env = _common(self, host)
         env |= _skypilot(self, host, phase) | _dstack(self, host) | _tpu(self, host)
-        env |= _simulated(self, host) if self.simulated else {}
+        env |= _simulated(self, host, phase) if self.simulated else {}
         flags = " ".join(filter(None, [env.get("XLA_FLAGS", ""), self.task.env.get("XLA_FLAGS", "")]))
         env |= self.task.env
         return env | {"XLA_FLAGS": flags} if flags else env
@@ -156,8 +156,8 @@ def _tpu(launch: Launch, host: Host) -> dict[str, str]:
     return env
 
 
-def _simulated(launch: Launch, host: Host) -> dict[str, str]:
-    """What lets unmodified `jax.distributed.initialize()` find the gang, and shows each chip as a CPU device."""
+def _simulated(launch: Launch, host: Host, phase: str) -> dict[str, str]:
+    """What shows each chip as a CPU device, and lets JAX find the gang: by itself, or by `jax.distributed.initialize()`."""
     order = launch.order
     env = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     devices = 1
@@ -173,6 +173,8 @@ def _simulated(launch: Launch, host: Host) -> dict[str, str]:
             "OMPI_COMM_WORLD_SIZE": str(order.hosts),
             "OMPI_COMM_WORLD_RANK": str(host.rank),
             "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            "PODWAY_RENDEZVOUS": f"{host.home.rpartition('/')[0]}/rendezvous",  # see podway.simulated_devices
+            "PODWAY_PHASE": phase,
         }
     return env
 

@@ -204,6 +204,7 @@ class LocalProvider:
         """A shell on this machine that sees what a job on that host sees."""
         prompt = {"PS1": f"[{host.id.split('/')[-1]}] \\w $ ", "HOME": host.home}
         whole = {**host_environment(host), **env, **prompt}
+        whole.pop("PODWAY_RENDEZVOUS", None)  # the other hosts run no part of it: JAX must not wait for them
         shell = ("-i",) if command is None else ("-c", command)
         # Of the caller's environment only the terminal's name: the rest (PYTHONPATH, CONDA_*) is not the host's.
         clean = ("sh", "-c", 'exec env -i ${TERM+"TERM=$TERM"} "$@"', "sh")

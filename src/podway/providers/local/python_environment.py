@@ -1,10 +1,11 @@
 """The Python environment of a simulated host: `pip install` lands in the host's home and goes with it.
 
-It is a venv in all that matters to Python and pip, made by writing six files: no ensurepip, no download, under a millisecond.
+It is a venv in all that matters to Python and pip, made by writing seven files: no ensurepip, no download, under a millisecond.
 
 1. `make_venv` puts it into the host's home. Its own packages come first on the path; after them come those of the interpreter that
    runs Podway, so that jax need not be installed again. pip sees those as outside the environment and never touches them: an
    upgrade or a downgrade is installed beside, in front.
+   A plugin of JAX in it shows every chip of the slice (`podway.simulated_devices`).
 2. `make_tools` makes, once for a cluster, a folder with the commands of Podway's environment (`podway`, and whatever its packages
    brought), each to be run by the Python that comes first on the PATH: the host's.
 """
@@ -27,6 +28,7 @@ _LONG_SHEBANG = re.compile(
     rb"#!/bin/sh\n'''exec' [^\n]*\n' '''\n"
 )  # how pip writes one that is longer than the kernel takes
 _PODWAY = b"import sys\n\nfrom podway.cli.main import main\n\nsys.exit(main())\n"
+_JAX_PLUGIN = "from podway.simulated_devices import initialize\n"
 _ANY_PYTHON = b"#!/usr/bin/env python3\n"
 
 
@@ -51,6 +53,8 @@ def make_venv(home: Path) -> Path:
     (packages / "_interpreter.pth").write_text(
         "".join(f"import site; site.addsitedir({path!r})\n" for path in _packages())
     )
+    (packages / "jax_plugins").mkdir(exist_ok=True)
+    (packages / "jax_plugins" / "podway_simulated.py").write_text(_JAX_PLUGIN)
     (venv / "pyvenv.cfg").write_text(config)  # last: with it the rest is there
     return venv
 
