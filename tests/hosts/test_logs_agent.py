@@ -12,7 +12,7 @@ SCRIPT = r"""
 echo starting
 printf 'load 10%%\rload 50%%\rload 100%%\n'
 printf 'raw \xff\x00 \033[31mred\033[0m \033[2J\n'
-for step in 1 2 3 4 5 6; do echo "step $step"; echo "rank RANK at $step"; sleep 0.2; done
+for step in 1 2 3 4 5 6; do echo "step $step"; echo "item RANK at $step"; sleep 0.2; done
 printf 'no newline'
 """
 
@@ -41,7 +41,7 @@ EXPECTED = ["starting", "load 100%", "raw \ufffd\ufffd red "]
 
 
 def expected(rank: int) -> list[str]:
-    steps = [text for step in range(1, 7) for text in (f"step {step}", f"rank {rank} at {step}")]
+    steps = [text for step in range(1, 7) for text in (f"step {step}", f"item {rank} at {step}")]
     return [*EXPECTED, *steps, "no newline"]
 
 
@@ -88,4 +88,4 @@ def test_a_killed_agent_and_a_killed_reader_lose_and_repeat_nothing(tmp_path: Pa
         assert all(line.endswith(") setting up") for line in setup)
         assert len(setup) == 2 or setup == ["(setup, all 2 hosts) setting up"]
         pid = hosts[1].call("status", job="job", phase="run")["pid"]
-        assert f"(worker1, rank=1, pid={pid}, ip=127.0.0.2) rank 1 at 1" in lines
+        assert f"(worker1, rank=1, pid={pid}, ip=127.0.0.2) item 1 at 1" in lines

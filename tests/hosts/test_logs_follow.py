@@ -104,7 +104,7 @@ def test_setup_then_run_on_every_rank() -> None:
         Feed(
             rank,
             setup=([(0.1 + rank / 100, b"installing\n")], 1.0),
-            run=([(1.5, b"hello\n"), (2.5 + rank / 100, b"rank %d\n" % rank)], 3.0),
+            run=([(1.5, b"hello\n"), (2.5 + rank / 100, b"item %d\n" % rank)], 3.0),
         )
         for rank in range(4)
     ]
@@ -113,8 +113,8 @@ def test_setup_then_run_on_every_rank() -> None:
     assert screen.lines == [
         "(setup, all 4 hosts) installing",
         "(all 4 hosts) hello",
-        "(head, rank=0, pid=100) rank 0",
-        *(f"(worker{rank}, rank={rank}, pid={100 + rank}, ip=10.0.0.{rank}) rank {rank}" for rank in (1, 2, 3)),
+        "(head, rank=0, pid=100) item 0",
+        *(f"(worker{rank}, rank={rank}, pid={100 + rank}, ip=10.0.0.{rank}) item {rank}" for rank in (1, 2, 3)),
     ]
     # The last of the four waits in the merger for somebody who might have printed before it.
     assert screen.at[0] == pytest.approx(0.13 + 0.3, abs=0.05)

@@ -80,12 +80,12 @@ def test_setup_is_named() -> None:
     renderer = Renderer(Options(), ["10.0.0.0", "10.0.0.1"])
     for rank in (0, 1):
         host = Host(rank, "setup")
-        host.write(b"pip install\nhost %d\n" % rank, 1)
+        host.write(b"pip install\nitem %d\n" % rank, 1)
         push(renderer, host)
     assert renderer.finish() == [
         "(setup, all 2 hosts) pip install",
-        "(setup, head, rank=0, pid=100) host 0",
-        "(setup, worker1, rank=1, pid=101, ip=10.0.0.1) host 1",
+        "(setup, head, rank=0, pid=100) item 0",
+        "(setup, worker1, rank=1, pid=101, ip=10.0.0.1) item 1",
     ]
 
 

@@ -84,7 +84,7 @@ def run(ranks: int = RANKS, lines: int = LINES) -> Row:
 
 def _line(case: str, rank: int, number: int) -> bytes:
     own = case == "different" or (case == "mixed" and number % 2 == 1)
-    who = f"host {rank:3d}" if own else "training"
+    who = f"part-{rank:03d}" if own else "training"
     text = f"{who} step {number:6d} loss {4 / (1 + number):.6f} tokens/s {123456.7 + number:.1f} mfu {0.41:.2f}"
     return text.encode().ljust(WIDTH - 1, b".") + b"\n"
 

@@ -11,7 +11,7 @@ from podway.cli.screen import Screen
 from podway.cli.watching import NOT_FOUND, exit_code, follow, tell_end
 from podway.errors import UserError
 from podway.quantities import format_count
-from podway.server.client import Client
+from podway.server.client import Client, LogKeywords
 
 PHASES = ("setup", "run")
 
@@ -23,6 +23,9 @@ PHASES = ("setup", "run")
 @click.option("--tail", type=click.IntRange(min=0), default=0, help="Only the last N lines of what is there; 0: all.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only what this host prints.")
 @click.option("--raw", is_flag=True, help="Show every host's copy of lines that all print alike.")
+@click.option(
+    "--spread", is_flag=True, help="Behind a line shown once, the range of figures that differ between hosts."
+)
 @click.option("--timestamps", is_flag=True, help="The time (UTC) before each line.")
 @click.option("--status", is_flag=True, help="Show only the job's status; the exit code tells it too.")
 @click.option("-s", "--sync-down", metavar="DIR", help="Save every host's output as files in DIR instead.")
@@ -35,6 +38,7 @@ def command(
     tail: int,
     rank: int | None,
     raw: bool,
+    spread: bool,
     timestamps: bool,
     status: bool,
     sync_down: str | None,
@@ -64,7 +68,8 @@ def command(
             _save(client, screen, cluster, number, Path(sync_down).expanduser())
             return
         screen.wait(f"Waiting for output of job {number} on {cluster}")
-        end = follow(client, screen, cluster, number, follow=keep, tail=tail, rank=rank, raw=raw, timestamps=timestamps)
+        shown = LogKeywords(follow=keep, tail=tail, rank=rank, raw=raw, spread=spread, timestamps=timestamps)
+        end = follow(client, screen, cluster, number, **shown)
         if keep:
             ctx.exit(tell_end(screen, number, end))
 

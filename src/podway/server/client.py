@@ -56,6 +56,7 @@ class LogKeywords(TypedDict, total=False):
     rank: int | None  # one host's output
     raw: bool  # every host's copy of lines that are alike
     timestamps: bool  # the time (UTC) before each line
+    spread: bool  # behind a line shown once for several hosts, the range of each figure that differs
 
 
 class Client:
@@ -188,13 +189,20 @@ class Client:
         rank: int | None = None,
         raw: bool = False,
         timestamps: bool = False,
+        spread: bool = False,
         colour: bool = False,
         event: int = 0,
     ) -> Iterator[api.Frame]:
         """A job's events and log lines to its end, across restarts of the server: nothing is lost and nothing comes twice."""
         cursor, decoder = "", json_decoder(api.Frame)
         broken_since: float | None = None
-        shown = {"follow": "" if follow else "false", "rank": rank, "raw": raw, "timestamps": timestamps}
+        shown = {
+            "follow": "" if follow else "false",
+            "rank": rank,
+            "raw": raw,
+            "timestamps": timestamps,
+            "spread": spread,
+        }
         while True:
             query = _query({**shown, "colour": colour, "tail": tail, "cursor": cursor, "event": event})
             try:

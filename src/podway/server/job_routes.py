@@ -68,6 +68,7 @@ async def watch(call: ApiCall) -> Response:
         tail=query.get("tail", 0),
         colour=query.get("colour", False),
         timestamps=query.get("timestamps", False),
+        spread=query.get("spread", False),
     )
     hosts = width(cluster, found)
     cursor = Cursor.decode(query["cursor"], hosts) if "cursor" in query else None

@@ -119,6 +119,7 @@ ROUTES: tuple[Route, ...] = (
             "raw": bool,
             "colour": bool,
             "timestamps": bool,
+            "spread": bool,
             "cursor": str,
             "event": int,
         },

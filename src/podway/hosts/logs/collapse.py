@@ -1,6 +1,7 @@
 """From one ordered stream of lines to what is shown: a line that all ranks print alike is shown once.
 
-Every rank has a queue of lines that are not shown yet, and for each text it is known which ranks have it in their queue.
+Two lines are alike if they say the same, whatever the time of day on each host (alike.py); that is meant by "text" below. Every
+rank has a queue of lines that are not shown yet, and for each text it is known which ranks have it in their queue.
 
 1. When the last rank that was missing prints a text, it is shown once for all of them. Whatever they have queued before it is
    shown first: nobody can print those lines alike any more without a line changing its place.
@@ -17,9 +18,10 @@ import math
 from bisect import bisect_right
 from collections import deque
 from operator import itemgetter
-from typing import cast
+from typing import Final, cast
 
-from podway.hosts.logs.lines import PHASE, RANK, TEXT, TIME, Line
+from podway.hosts.logs.alike import Alike
+from podway.hosts.logs.lines import RANK, TEXT, TIME, Line
 from podway.hosts.logs.text import RUN
 
 WINDOW_S = 2.0
@@ -31,9 +33,12 @@ _STEP_S = 0.05  # arrivals closer than this count as one
 _AT_ONCE = 1024  # how exactly the limits are kept
 _FOREVER = 1 << 63
 
-Shown = Line | list[Line]  # one rank's line; or the same text of one phase, of different ranks
+Shown = Line | list[Line]  # one rank's line; or lines of one phase that say the same, of different ranks in their order
 Key = bytes | tuple[str, bytes]
+_Queued = tuple[int, int, str, int, bytes, Key]  # a line, and what is equal for lines that say the same
+_KEY: Final = 5
 _time = itemgetter(TIME)
+_rank = itemgetter(RANK)
 _text = itemgetter(TEXT)
 
 
@@ -41,8 +46,15 @@ class Collapser:
     """`push` lines in the merger's order, `pop` what is to be shown, `finish` at the end."""
 
     def __init__(
-        self, hosts: int, *, window: float = WINDOW_S, patience: float = PATIENCE_S, limit: int = 16384
+        self,
+        hosts: int,
+        *,
+        alike: Alike | None = None,
+        window: float = WINDOW_S,
+        patience: float = PATIENCE_S,
+        limit: int = 16384,
     ) -> None:
+        self._alike = alike or Alike()
         self._window = window
         self._window_ns = int(window * 1e9)
         self._patience = patience
@@ -50,7 +62,7 @@ class Collapser:
         self._bits = [1 << rank for rank in range(hosts)]
         self._quorum = (1 << hosts) - 1  # the ranks that have to print a text for it to be everybody's
         self._ended = 0
-        self._queues: list[list[Line]] = [[] for _ in range(hosts)]
+        self._queues: list[list[_Queued]] = [[] for _ in range(hosts)]
         self._holders: dict[Key, int] = {}  # text -> the ranks that have it queued
         self._again: list[dict[Key, int]] = [{} for _ in range(hosts)]  # how many more copies of it
         self._lines = 0
@@ -81,14 +93,15 @@ class Collapser:
         """Queue these lines, and show those that are now everybody's; answer the time of rank 0's last one, or -1."""
         queues, holders, bits = self._queues, self._holders, self._bits
         lead = -1
-        for line in lines:
-            time, rank, phase, _, text = line
+        _, ranks, _, _, texts = zip(*lines, strict=True)
+        for line, said in zip(lines, self._alike.keys(ranks, texts), strict=True):
+            time, rank, phase, end, text = line
             if time >= self._next_check:
                 self._expire(time)
             if not rank:
                 lead = time
-            key: Key = text if phase == RUN else (phase, text)
-            queues[rank].append(line)
+            key: Key = said if phase == RUN else (phase, said)
+            queues[rank].append((time, rank, phase, end, text, key))
             bit = bits[rank]
             held = holders.get(key, 0)
             if held & bit:
@@ -144,13 +157,13 @@ class Collapser:
 
     def _show_for_all(self, key: Key) -> None:
         """Every rank has printed this text: show what they printed before it, then the text."""
-        before: list[Line] = []
-        members: list[Line] = []
+        before: list[_Queued] = []
+        members: list[_Queued] = []
         for queue, bit in zip(self._queues, self._bits, strict=True):
             if not self._quorum & bit:
                 continue
             at = 0
-            while _key(queue[at]) != key:
+            while queue[at][_KEY] != key:
                 at += 1
             members.append(queue[at])
             if at:
@@ -164,7 +177,7 @@ class Collapser:
 
     def _show_until(self, bound: int) -> None:
         """Show every line up to this host time."""
-        taken: list[Line] = []
+        taken: list[_Queued] = []
         for queue in self._queues:
             if queue and queue[0][TIME] <= bound:
                 at = bisect_right(queue, bound, key=_time)
@@ -177,7 +190,7 @@ class Collapser:
             self._show(groups, found)
             self._drop_ended()
 
-    def _grouped(self, taken: list[Line]) -> tuple[list[Shown], dict[Key, int], list[int]]:
+    def _grouped(self, taken: list[_Queued]) -> tuple[list[_Queued | list[_Queued]], dict[Key, int], list[int]]:
         """These lines, which have left their queues, in order of time, the same text put together where it may be.
 
         Also where the latest copy of each text is that more than one rank has queued, and each rank's latest line.
@@ -185,13 +198,12 @@ class Collapser:
         taken.sort(key=_time)
         self._lines -= len(taken)
         self._bytes -= sum(map(len, map(_text, taken)))
-        groups: list[Shown] = []
+        groups: list[_Queued | list[_Queued]] = []
         found: dict[Key, int] = {}
         place = [-1] * len(self._queues)
         holders, again = self._holders, self._again
         for line in taken:
-            _, rank, phase, _, text = line
-            key: Key = text if phase == RUN else (phase, text)
+            _, rank, _, _, _, key = line
             if again[rank] and self._was_copy(rank, key):
                 rest = 1
             else:
@@ -202,7 +214,7 @@ class Collapser:
                 at = found.get(key, -1)
                 if at > place[rank]:
                     place[rank] = at
-                    cast(list[Line], groups[at]).append(line)
+                    cast(list[_Queued], groups[at]).append(line)
                     continue
                 found[key] = len(groups)
                 groups.append([line])
@@ -211,38 +223,37 @@ class Collapser:
             place[rank] = len(groups) - 1
         return groups, found, place
 
-    def _take_along(self, groups: list[Shown], found: dict[Key, int], place: list[int]) -> None:
+    def _take_along(self, groups: list[_Queued | list[_Queued]], found: dict[Key, int], place: list[int]) -> None:
         """Lines not due yet that others are being shown with: no reason to show them apart."""
         for rank, queue in enumerate(self._queues):
             if queue:
-                key = _key(queue[0])
+                key = queue[0][_KEY]
                 at = found.get(key, -1)
                 if at > place[rank]:
                     line = queue.pop(0)
-                    cast(list[Line], groups[at]).append(line)
+                    cast(list[_Queued], groups[at]).append(line)
                     self._release([line], key)
 
-    def _show(self, groups: list[Shown], found: dict[Key, int]) -> None:
-        if not found:
-            self._shown += groups
-            return
+    def _show(self, groups: list[_Queued | list[_Queued]], found: dict[Key, int]) -> None:
         for group in groups:
             if isinstance(group, list):
                 self._show_group(group)
             else:
-                self._shown.append(group)
+                self._shown.append(group[:_KEY])
 
-    def _show_group(self, lines: list[Line]) -> None:
+    def _show_group(self, queued: list[_Queued]) -> None:
         """Once for all of them, or one by one if they are few."""
+        lines = [line[:_KEY] for line in queued]
         if len(lines) >= GROUP or len(lines) == len(self._queues):
+            lines.sort(key=_rank)
             self._shown.append(lines)
         else:
             self._shown += lines
 
-    def _release(self, lines: list[Line], key: Key) -> None:
+    def _release(self, lines: list[_Queued], key: Key) -> None:
         """Copies of one text have left the queues of different ranks."""
         self._lines -= len(lines)
-        self._bytes -= len(lines[0][TEXT]) * len(lines)
+        self._bytes -= sum(map(len, map(_text, lines)))
         held = self._holders.pop(key)
         for line in lines:
             rank = line[RANK]
@@ -267,10 +278,6 @@ class Collapser:
             for rank, queue in enumerate(self._queues):
                 if self._ended & self._bits[rank] and not queue:
                     self._quorum &= ~self._bits[rank]
-
-
-def _key(line: Line) -> Key:
-    return line[TEXT] if line[PHASE] == RUN else (line[PHASE], line[TEXT])
 
 
 def _overdue(queue: deque[tuple[float, int]], wait: float, now: float) -> int:

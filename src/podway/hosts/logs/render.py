@@ -15,6 +15,7 @@ from time import gmtime, strftime
 import msgspec
 
 from podway.errors import UserError
+from podway.hosts.logs.alike import Alike, figures_differ, spread
 from podway.hosts.logs.collapse import Collapser, Shown
 from podway.hosts.logs.cursor import Cursor
 from podway.hosts.logs.lines import END, PHASE, RANK, TEXT, Line, LineSource
@@ -36,6 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tail: int = 0  # the last so many lines of what is there; 0: all
     colour: bool = False
     timestamps: bool = False
+    spread: bool = False  # behind a line that is shown once, the range of each figure that differs between ranks
 
     def __post_init__(self) -> None:
         if self.tail < 0:
@@ -82,7 +84,7 @@ class Renderer:
         self._prefixes: dict[str, list[str]] = {}
         self._second = (-1, "")
         self._merger = Merger(self.hosts, skew=skew, limit=MERGE_BYTES // len(self.ranks))
-        self._collapser = None if options.raw or len(self.ranks) == 1 else Collapser(self.hosts)
+        self._collapser = None if options.raw or len(self.ranks) == 1 else Collapser(self.hosts, alike=Alike(ips))
         self._ending: set[int] = set()
         for rank in set(range(self.hosts)) - set(self.ranks):
             self._merger.end(rank)
@@ -206,8 +208,12 @@ class Renderer:
                 head = heads[rank] or self._head(rank, phase)
             elif isinstance(item, list):
                 self._advance(item)
-                head = self._group_head(item)
                 time, _, _, _, raw = item[0]
+                texts = [line[TEXT] for line in item]
+                differ = figures_differ(texts)
+                head = self._group_head(item, differ)
+                if differ and self.options.spread:
+                    raw += f" [{', '.join(spread(texts))}]".encode()
             else:
                 printed.append(item)
                 continue
@@ -226,9 +232,10 @@ class Renderer:
         for line in lines:
             offsets[line[RANK]] = line[END]
 
-    def _group_head(self, lines: list[Line]) -> str:
+    def _group_head(self, lines: list[Line], differ: bool) -> str:
         ranks = range(self.hosts) if len(lines) == self.hosts else [line[RANK] for line in lines]
-        return self._tinted(group_prefix(lines[0][PHASE], ranks, self.hosts))
+        figures = lines[0][RANK] if differ else None
+        return self._tinted(group_prefix(lines[0][PHASE], ranks, self.hosts, figures))
 
     def _heads(self, phase: str) -> list[str]:
         """The prefixes of a phase by rank, empty where not made yet."""

@@ -73,11 +73,12 @@ def host_name(rank: int) -> str:
     return f"worker{rank}" if rank else "head"
 
 
-def group_prefix(kind: str, ranks: Sequence[int], hosts: int) -> str:
-    """The prefix of a line that several ranks printed alike: `(all 64 hosts) ` or `(hosts 0-5,7) `."""
-    if len(ranks) == hosts:
-        return f"({_phase(kind)}all {hosts} hosts) "
-    return f"({_phase(kind)}hosts {ranges(ranks)}) "
+def group_prefix(kind: str, ranks: Sequence[int], hosts: int, figures: int | None = None) -> str:
+    """The prefix of a line that several ranks printed alike: `(all 64 hosts) `, `(hosts 0-5,7) `; whose figures it shows, if they
+    differ: `(all 64 hosts, figures of rank 0) `."""
+    whose = "" if figures is None else f", figures of rank {figures}"
+    who = f"all {hosts} hosts" if len(ranks) == hosts else f"hosts {ranges(ranks)}"
+    return f"({_phase(kind)}{who}{whose}) "
 
 
 def ranges(ranks: Iterable[int]) -> str:

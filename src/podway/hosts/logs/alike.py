@@ -1,0 +1,96 @@
+"""When two lines of different ranks say the same: what is left of a line without the parts that always differ.
+
+`Alike.keys` answers, for each line, bytes that are equal for lines that say the same. Left out are
+
+- times, as absl, glog, XLA, Python's logging, loguru and tqdm write them, and the thread ids beside them; `0x…` addresses;
+  process and thread ids after their name (`pid=4211`);
+- the rank's own: its index after a word for it (`process_index=3` of rank 3), its own address;
+- figures: numbers with a fraction, an exponent or a unit of time, rate or percent. `figures_differ` and `spread` find them again.
+
+Whole numbers stay: step 5 of one rank is never taken for step 6 of another, nor a warning about host 7 for one about host 9.
+New lines are looked at together, as one text, and a line that was just seen is not looked at again: most are copies.
+"""
+
+import os.path
+import re
+from collections.abc import Sequence
+
+_CLOCK = rb"\d\d?:\d\d(?::\d\d)?(?:[.,]\d++)?"
+_AHEAD = rb"[ =(,:<>\[|/~+@-] *+"  # what stands before a number that is a word of its own; quick to look for
+_TIMES = (
+    rb":\d\d(?::\d++)?(?:[.,]\d++)?(?: +\d++(?= [\w./-]++:\d++\]))?"  # 23:43:26.785419 1996 file.cc:185]
+    rb"|[-/]\d\d[-/]\d\d(?:[T ]" + _CLOCK + rb"(?: ?Z| ?[+-]\d\d:?\d\d)?)?"
+)
+_NUMBERS = (
+    rb"\.\d++(?:[eE][+-]?\d++)?(?!\.\d)|[eE][+-]?\d++\b"
+    rb"|(?= ?(?:%|(?:[mun]?s|secs?|seconds?|it/s|s/it|[A-Za-z]++/s(?:ec)?)\b))"
+)
+_LEFT_OUT = re.compile(
+    _AHEAD + rb"(?:\d++(?:" + _NUMBERS + rb"|" + _TIMES + rb"|x[0-9a-fA-F]++)|(?<=[pPtT][iI][dD][ =:])\d++)"
+)
+_FIGURES = re.compile(
+    _AHEAD + rb"(?:\d++(?:" + _TIMES + rb")|(?<=[ptPT][iI][dD][ =:])\d++|([+-]?\d++(?:" + _NUMBERS + rb")))"
+)
+_GONE = b"\x00"
+# An index counts as the rank's own only behind one of these words.
+_WORDS = (b"rank", b"process", b"host", b"worker", b"task", b"node", b"-w-")
+_INDEX = re.compile(
+    rb"(?i)((?:rank|process(?:[ _]?(?:index|id))?|host(?:[ _]?(?:index|id))?|worker|task|node|-w-)[ =:#\[(]*-?)"
+    rb"(\d{1,5})(?![\d.])"
+)
+_REMEMBERED = 8192
+
+
+class Alike:
+    """Compares lines of the ranks whose addresses these are."""
+
+    def __init__(self, ips: Sequence[str] = ()) -> None:
+        self._ips = [ip.encode() for ip in ips]
+        self._network = os.path.commonprefix(self._ips)  # noqa: RUF071  # bytes, not paths: without it in a line, no rank's address is
+        self._keys: dict[bytes, bytes] = {}
+
+    def keys(self, ranks: Sequence[int], texts: Sequence[bytes]) -> list[bytes]:
+        """For each line of a rank, what is equal for lines that say the same."""
+        known = self._keys
+        fresh = [text for text in dict.fromkeys(texts) if text not in known]
+        if fresh:
+            if len(known) > _REMEMBERED:
+                known.clear()
+                fresh = list(dict.fromkeys(texts))
+            # A blank before each line, for the number that a line may begin with.
+            known.update(zip(fresh, _LEFT_OUT.sub(_GONE, b" " + b"\n ".join(fresh)).split(b"\n"), strict=True))
+        found = [known[text] for text in texts]
+        whole = b"\n".join(dict.fromkeys(found))
+        small = whole.lower()
+        if any(word in small for word in _WORDS) or (self._network and self._network in whole):
+            return [self._without_own(rank, key) for rank, key in zip(ranks, found, strict=True)]
+        return found
+
+    def _without_own(self, rank: int, key: bytes) -> bytes:
+        """A key without the rank's own index and address."""
+        if b"%d" % rank in key:
+            key = _INDEX.sub(lambda found: found[1] + _GONE if int(found[2]) == rank else found[0], key)
+        own = self._ips[rank] if rank < len(self._ips) else b""
+        if own and own in key:
+            key = re.sub(rb"(?<![\w.])%s(?::\d++)?(?![\w.])" % re.escape(own), _GONE, key)
+        return key
+
+
+def figures_differ(texts: Sequence[bytes]) -> bool:
+    """Whether lines that say the same differ in more than times and ids."""
+    distinct = set(texts)
+    return len(distinct) > 1 and len({_figures(text) for text in distinct}) > 1
+
+
+def _figures(text: bytes) -> tuple[bytes, ...]:
+    return tuple(found[1] for found in _FIGURES.finditer(b" " + text) if found[1])
+
+
+def spread(texts: Sequence[bytes]) -> list[str]:
+    """For each figure that differs between such lines, its least and its largest value: `0.31–0.36`."""
+    found = []
+    for column in zip(*map(_figures, texts), strict=False):
+        ordered = sorted(set(column), key=float)
+        if len(ordered) > 1:
+            found.append(f"{ordered[0].decode()}–{ordered[-1].decode()}")
+    return found
