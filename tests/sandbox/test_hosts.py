@@ -40,6 +40,12 @@ class Lab:
         wish = tpu_v2.Node(accelerator_type=accelerator, runtime_version="v2-alpha-tpuv6e", metadata=metadata, **more)
         return self.client.create_node(parent=PARENT, node_id=id, node=wish).result(timeout=60)
 
+    def port(self, name: str, worker: int = 0) -> int:
+        """The port of a worker's sshd, where that is not 22."""
+        found = self.client.get_guest_attributes(tpu_v2.GetGuestAttributesRequest(name=name)).guest_attributes
+        items = found[worker].query_value.items
+        return next((int(item.value) for item in items if item.key == "ssh-port"), 22)
+
     def command(self, address: str, command: str, user: str = "root", port: int = 22) -> list[str]:
         options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR", "ConnectTimeout=5"]
         flags = [word for option in (*options, "BatchMode=yes") for word in ("-o", option)]
@@ -243,14 +249,12 @@ def test_without_root_hosts_are_sshds_on_loopback(tmp_path: Path) -> None:
     with running_sandbox(tmp_path, hosts="loopback", speed=1000) as sandbox:
         lab = Lab(sandbox, tmp_path)
         node = lab.create("loop", "v6e-16")
-        found = lab.client.get_guest_attributes(tpu_v2.GetGuestAttributesRequest(name=node.name)).guest_attributes
-        ports = [item.value for one in found for item in one.query_value.items if item.key == "ssh-port"]
-        assert len(ports) == 4
+        port = lab.port(node.name, 1)
         address = node.network_endpoints[1].ip_address
         me = sandbox.login
-        homes = lab.ssh(address, "echo $HOME", me, int(ports[1])).stdout
+        homes = lab.ssh(address, "echo $HOME", me, port).stdout
         assert homes.strip().endswith("/h1/home")
         lab.client.delete_node(name=node.name).result(timeout=30)
         until = time.monotonic() + 10
-        while lab.ssh(address, "true", me, int(ports[1])).returncode == 0:
+        while lab.ssh(address, "true", me, port).returncode == 0:
             assert time.monotonic() < until

@@ -12,7 +12,7 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import TreeManifest, scan
 from podway.sandbox.running import Running
-from podway.storage.address import Address, parse
+from podway.storage.address import Address, parse, split_login
 from podway.storage.gcs import Buckets, Kept, open_buckets, tree_of
 
 MANY = {f"shard{n:02}/part-{n}.bin": bytes([n]) * (1000 * n) for n in range(20)}
@@ -169,3 +169,29 @@ def test_any_names_are_a_proper_tree_or_refused(names: list[str]) -> None:
         return
     assert TreeManifest.decode(manifest.encode()) == manifest
     assert {entry.path for entry in manifest.entries if entry.kind == "file"} == set(names)
+
+
+def test_the_login_in_an_emulators_address_stays_out_of_messages(storage: Running, tmp_path: Path) -> None:
+    buckets = open_buckets(tmp_path)
+    storage.command(
+        "POST",
+        "faults",
+        {"kind": "error", "service": "storage", "status": "FAILED_PRECONDITION", "message": "not today"},
+    )
+    with pytest.raises(Exception, match="not today") as failed:
+        buckets.check(Address("podway-nothing"))
+    shown = [failed.value, failed.value.__cause__, failed.value.__context__]
+    assert not [one for one in shown if storage.token in str(one)]
+
+
+@pytest.mark.parametrize(
+    ("given_endpoint", "endpoint", "password"),
+    [
+        ("http://127.0.0.1:9", "http://127.0.0.1:9", ""),
+        ("http://sandbox:a-b_c@127.0.0.1:9", "http://127.0.0.1:9", "a-b_c"),
+        ("http://a:b@c@host/x", "http://host/x", "b@c"),
+        ("host:9", "host:9", ""),
+    ],
+)
+def test_a_login_is_split_from_an_address(given_endpoint: str, endpoint: str, password: str) -> None:
+    assert split_login(given_endpoint) == (endpoint, password)

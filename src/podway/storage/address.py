@@ -17,6 +17,13 @@ class Address(msgspec.Struct, frozen=True):
         return f"{self.prefix}/{path}" if self.prefix else path
 
 
+def split_login(endpoint: str) -> tuple[str, str]:
+    """A storage server's URL without the login that may stand in it, and the password of that login."""
+    scheme, _, rest = endpoint.partition("//")
+    login, at, server = rest.rpartition("@")
+    return (f"{scheme}//{server}", login.partition(":")[2]) if at else (endpoint, "")
+
+
 def parse(uri: str) -> Address:
     """The address that the readers of task files have proven to be one."""
     bucket, _, prefix = uri.removeprefix("gs://").partition("/")

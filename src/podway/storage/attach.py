@@ -11,7 +11,6 @@
 import asyncio
 import contextlib
 import os
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from podway.hosts.manifest import FileTree
 from podway.hosts.sync import HostLink, sync
 from podway.hosts.tree import TreeManifest
 from podway.storage import permissions
-from podway.storage.address import parse
+from podway.storage.address import parse, split_login
 from podway.storage.render import MOUNTED, WORKDIR, HostMount, flushed, script
 from podway.task.task import Bucket, FileMount
 
@@ -55,7 +54,7 @@ class Attachment:
         # The storage client's own variable: hosts are to use the server that the control side uses.
         endpoint = os.environ.get("STORAGE_EMULATOR_HOST") or None
         # Its login is the server's; hosts with an identity of their own need none.
-        endpoint = re.sub(r"//[^/@]*@", "//", endpoint) if endpoint and on_hosts else endpoint
+        endpoint = split_login(endpoint)[0] if endpoint and on_hosts else endpoint
         self._mounts = bucket_mounts(mounts, endpoint)
         self._links = links
         self._on_hosts = on_hosts  # hosts have an identity of their own

@@ -23,6 +23,7 @@ from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 from google.auth.credentials import AnonymousCredentials, Credentials
 from google.cloud import storage  # type: ignore[attr-defined]
+from google.oauth2.credentials import Credentials as UserCredentials
 
 from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
@@ -30,7 +31,7 @@ from podway.files import write_atomically
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import TreeEntry, TreeManifest
 from podway.providers.gcp.account import Account
-from podway.storage.address import Address
+from podway.storage.address import Address, split_login
 from podway.storage.permissions import refused
 
 AT_ONCE = 8
@@ -52,15 +53,18 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
 def open_buckets(root: Path) -> "Buckets":
     """With the account of the Podway home `root`; without one, for what is public."""
     account = Account(root)
-    if os.environ.get("STORAGE_EMULATOR_HOST"):
-        credentials: Credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]
+    options = {}
+    if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+        # Given by its URL, the login would be in every error message.
+        options["api_endpoint"], token = split_login(emulator)
+        credentials: Credentials = UserCredentials(token) if token else AnonymousCredentials()  # type: ignore[no-untyped-call]
     else:
         try:
             credentials = account.credentials()
         except UserError:
             credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]
     # Reading needs no project; where one is needed, in `ensure`, the account's own is given.
-    client = storage.Client(project="none", credentials=credentials)
+    client = storage.Client(project="none", credentials=credentials, client_options=options)
     return Buckets(client, account, root / "cache" / "buckets")
 
 
