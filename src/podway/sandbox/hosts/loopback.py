@@ -20,7 +20,7 @@ from typing import TypedDict
 
 from podway.sandbox.hosts.sshd import SSHD, SshHost, make_key, sshd_config
 
-READY_S = 15.0
+READY_S = 60.0  # seconds; it takes one, where nobody else needs the processor
 PLAIN_USER = "podway-sandbox"
 _made = itertools.count()  # so that no two hosts of one process have the same address
 
