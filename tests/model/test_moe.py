@@ -7,7 +7,7 @@ import pytest
 
 from podway.model.layout import TRAIN_RULES, parse_mesh
 from podway.model.mesh import make_mesh
-from podway.model.moe import Routing, apply_experts, route
+from podway.model.moe import Routing, apply_experts, balance_loss, route
 from podway.model.shape import Experts
 
 D, F = 16, 8
@@ -73,9 +73,23 @@ def test_all_tokens_at_one_expert_are_all_answered() -> None:
     np.testing.assert_allclose(found, (jax.nn.silu(x @ gate) * (x @ up)) @ down, atol=1e-5)
 
 
-def test_balance_is_one_when_experts_are_used_alike_and_grows_when_not() -> None:
+def test_balance_is_smallest_when_experts_are_used_alike() -> None:
     experts = Experts(count=4, per_token=1, d_ff=F)
     alike = jnp.eye(4)[None] * 20.0
-    assert route(alike, experts).balance == pytest.approx(1.0, abs=1e-3)
+    assert balance_loss(route(alike, experts).usage_2E, 4, experts) == pytest.approx(1.0, abs=1e-3)
     one = jnp.zeros((1, 4, 4)).at[..., 2].set(20.0)
-    assert route(one, experts).balance == pytest.approx(4.0, abs=1e-3)
+    assert balance_loss(route(one, experts).usage_2E, 4, experts) == pytest.approx(4.0, abs=1e-3)
+
+
+def test_balance_is_that_of_transformers() -> None:
+    """Its definition, written out: means over all tokens of all layers, summed over the choices; padding is left out."""
+    experts, random = Experts(count=8, per_token=2, d_ff=F), np.random.default_rng(3)
+    logits = random.normal(size=(3, 2, 6, 8)).astype(np.float32)  # layers, batch, length, experts
+    counted = random.random((2, 6)) < 0.7
+    usage = sum(route(jnp.asarray(layer), experts, jnp.asarray(counted)).usage_2E for layer in logits)
+    found = balance_loss(usage, 3 * int(counted.sum()), experts)
+
+    rows = logits[:, counted].reshape(-1, 8).astype(np.float64)
+    chances = np.exp(rows) / np.exp(rows).sum(-1, keepdims=True)
+    mask = np.eye(8)[np.argsort(-chances, axis=-1)[:, :2]]  # tokens, choices, experts
+    assert float(found) == pytest.approx(8 * (mask.mean(0) * chances.mean(0)).sum(), abs=1e-5)

@@ -1,13 +1,18 @@
 """LoRA: the loss falls, the base stays bit-equal, the merged model is the adapted one."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from podway.errors import UserError
 from podway.model import decoder
 from podway.train import lora
+from podway.train.adapter import save_adapter
 from podway.train.state import start_state
 from tests.train.running import batch, program, steps
 
@@ -69,3 +74,52 @@ def test_a_matrix_that_the_model_lacks_is_named() -> None:
     made = program()
     with pytest.raises(UserError, match="no matrix 'qq'"):
         lora.targets_of(program(["lora.rank=2", "lora.targets=[qq]"]).config.lora, made.shape)
+
+
+def test_experts_are_kept_in_int8_too() -> None:
+    made = program(["model.name=tiny-mixtral", "lora.rank=4", "lora.base=int8", "optimizer.rate=0.02"])
+    state, metrics = steps(made, 4, 8, same=True)
+    assert float(metrics[-1].loss) < float(metrics[0].loss) - 0.1
+    kept = state.frozen["layers"]
+    names = ("experts_gate", "experts_up", "experts_down")
+    assert {kept[name].dtype for name in names} == {jnp.dtype(jnp.int8)}
+    tree = decoder.init(made.shape, jax.random.key(made.config.model.seed))
+    merged = lora.merge(state.trained, state.frozen, made.config.lora, made.shape)
+    for name in names:
+        apart = jnp.abs(merged["layers"][name] - tree["layers"][name])
+        assert jnp.max(apart) < 1.01 * jnp.max(kept[f"{name}_int8_scale"]) / 2
+    compute = decoder.Compute(
+        dtype=jnp.float32, kernel="reference", project=lora.projection(made.config.lora), widen=lora.widen
+    )
+    plain = decoder.Compute(dtype=jnp.float32, kernel="reference")
+    tokens = batch(made, 2)["inputs"]
+    adapted = decoder.forward(lora.joined(state.trained, state.frozen), tokens, made.shape, compute).hidden_BSD
+    assert jnp.max(jnp.abs(adapted - decoder.forward(merged, tokens, made.shape, plain).hidden_BSD)) < 1e-3
+
+
+def test_an_adapter_goes_out_and_comes_back_in(tmp_path: Path) -> None:
+    made = program(WORDS)
+    state, _ = steps(made, 4, 3, same=True)
+    save_adapter(state.trained, made.config, made.shape, tmp_path / "adapter")
+    about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert about["r"] == 4 and about["target_modules"] == ["down_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert tensors["base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"].shape == (4, 64)
+    again = program([*WORDS, f"lora.adapter={tmp_path}/adapter"])
+    with jax.set_mesh(again.mesh):
+        started = start_state(again)
+    for name, leaf in state.trained["layers"].items():
+        assert np.array_equal(np.asarray(started.trained["layers"][name]), np.asarray(leaf)), name
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [("lora.rank=8", "has r 4"), ("lora.alpha=3", "has lora_alpha 16.0"), ("lora.targets=[q]", "has target_modules")],
+)
+def test_another_adapter_is_refused(tmp_path: Path, word: str, reason: str) -> None:
+    made = program(WORDS)
+    with jax.set_mesh(made.mesh):
+        save_adapter(start_state(made).trained, made.config, made.shape, tmp_path / "adapter")
+    other = program([*WORDS, word, f"lora.adapter={tmp_path}/adapter"])
+    with jax.set_mesh(other.mesh), pytest.raises(UserError, match=reason):
+        start_state(other)

@@ -35,7 +35,7 @@ from podway.model.attention import Kernel, attend, pattern_of
 from podway.model.embedding import look_up
 from podway.model.layout import TRAIN_RULES, Rules
 from podway.model.mesh import constrain, named_sharding
-from podway.model.moe import apply_experts, route
+from podway.model.moe import apply_experts, balance_loss, route
 from podway.model.params import Param, nest, params
 from podway.model.remat import Policy, mark
 from podway.model.shape import Activation, ModelShape, Norm
@@ -54,11 +54,17 @@ class Layer(NamedTuple):
 Attend = Callable[[jax.Array, jax.Array, jax.Array, Layer, Any], tuple[jax.Array, Any]]
 Gather = Callable[[Param, jax.Array], jax.Array]
 Project = Callable[[str, jax.Array, Weights, int], jax.Array]
+Widen = Callable[[str, Weights], jax.Array]
 
 
 def contract(name: str, x: jax.Array, weights: Weights, inputs: int) -> jax.Array:
     """x (..., inputs...) times weights[name] (inputs..., outputs...), over the last `inputs` dimensions of x."""
     return jnp.tensordot(x, weights[name], axes=inputs)
+
+
+def plain_weights(name: str, weights: Weights) -> jax.Array:
+    """A stack of experts as it is stored."""
+    return weights[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +78,12 @@ class Compute:
     remat: Policy | None = None  # None: keep everything
     gather: Gather | None = None
     project: Project = contract
+    widen: Widen = plain_weights  # a stack of experts as it is multiplied
 
 
 class Output(NamedTuple):
     hidden_BSD: jax.Array
-    balance: jax.Array  # mean over the layers of the experts' balance loss; 0 for a dense model
+    balance: jax.Array  # the experts' balance loss; 0 for a dense model
 
 
 def init(shape: ModelShape, key: jax.Array, dtype: Any = jnp.float32) -> Tree:
@@ -123,9 +130,12 @@ def forward(
     if positions_BS is None:
         positions_BS = positions_in(segments_BS, tokens_BS.shape[1])
     x_BSD = embed(tree, tokens_BS, shape, compute)
-    x_BSD, _, balance = run_layers(
-        tree, x_BSD, positions_BS, shape, compute, whole_sequences(shape, compute, segments_BS), None
+    counted_BS = None if segments_BS is None else segments_BS > 0
+    x_BSD, _, usage = run_layers(
+        tree, x_BSD, positions_BS, shape, compute, whole_sequences(shape, compute, segments_BS), None, counted_BS
     )
+    tokens = tokens_BS.size if counted_BS is None else counted_BS.sum()
+    balance = balance_loss(usage, tokens * shape.layers, shape.experts) if shape.experts else usage
     return Output(finish(tree, x_BSD, shape), balance)
 
 
@@ -170,8 +180,9 @@ def run_layers(
     compute: Compute,
     attend_with: Attend,
     carry: Any,
+    counted_BS: jax.Array | None = None,
 ) -> tuple[jax.Array, Any, jax.Array]:
-    """All layers, by scan or written out: (x, carry, balance loss)."""
+    """All layers, by scan or written out: (x, carry, usage of the experts by the counted tokens, see `Routing`)."""
     turn = _rotation(shape, positions_BS)
     gather = _gatherer(shape, compute)
     windowed = jnp.asarray([window is not None for window in shape.layer_windows])
@@ -181,23 +192,23 @@ def run_layers(
         stored, layer = here
         x = mark(x, "residual")
         weights = {name: gather(f"layers/{name}", array) for name, array in stored.items()}
-        x, carry, balance = _layer(x, weights, layer, carry, turn, shape, compute, attend_with)
-        return (constrain(x, ("batch", "length", "act_embed"), compute.rules), carry), balance
+        x, carry, usage = _layer(x, weights, layer, carry, turn, shape, compute, attend_with, counted_BS)
+        return (constrain(x, ("batch", "length", "act_embed"), compute.rules), carry), usage
 
     if compute.remat is not None:
         body = jax.checkpoint(body, policy=compute.remat, prevent_cse=False)
     layers = Layer(jnp.arange(shape.layers, dtype=jnp.int32), windowed)
     if isinstance(tree["layers"], dict):
-        (x_BSD, carry), balances = jax.lax.scan(body, (x_BSD, carry), (tree["layers"], layers))
-        return x_BSD, carry, balances.mean()
+        (x_BSD, carry), usages = jax.lax.scan(body, (x_BSD, carry), (tree["layers"], layers))
+        return x_BSD, carry, usages.sum(axis=0)
     # A list of single layers is written out: where the compiler would copy a layer's weights out of the stack at each
     # turn of a scan, a step that is bound by reading them takes longer.
     each = []
     for number, weights in enumerate(tree["layers"]):
         here = Layer(layers.number[number], layers.windowed[number])
-        (x_BSD, carry), balance = body((x_BSD, carry), (weights, here))
-        each.append(balance)
-    return x_BSD, carry, jnp.stack(each).mean()
+        (x_BSD, carry), usage = body((x_BSD, carry), (weights, here))
+        each.append(usage)
+    return x_BSD, carry, jnp.stack(each).sum(axis=0)
 
 
 def whole_sequences(shape: ModelShape, compute: Compute, segments_BS: jax.Array | None) -> Attend:
@@ -230,19 +241,20 @@ def _layer(
     shape: ModelShape,
     compute: Compute,
     attend_with: Attend,
+    counted_BS: jax.Array | None,
 ) -> tuple[jax.Array, Any, jax.Array]:
     normed = rms_norm(x, w["attn_norm"], shape.norm)
     attended, carry = _attention(normed, w, layer, carry, turn, shape, compute, attend_with)
     if shape.block == "parallel":
-        out, balance = _mlp(normed, w, shape, compute)
-        return x + attended + out, carry, balance
+        out, usage = _mlp(normed, w, shape, compute, counted_BS)
+        return x + attended + out, carry, usage
     if shape.block == "sandwich":
         attended = rms_norm(attended, w["attn_out_norm"], shape.norm)
     x = x + attended
-    out, balance = _mlp(rms_norm(x, w["mlp_norm"], shape.norm), w, shape, compute)
+    out, usage = _mlp(rms_norm(x, w["mlp_norm"], shape.norm), w, shape, compute, counted_BS)
     if shape.block == "sandwich":
         out = rms_norm(out, w["mlp_out_norm"], shape.norm)
-    return x + out, carry, balance
+    return x + out, carry, usage
 
 
 def _attention(
@@ -277,20 +289,23 @@ def _attention(
     return mark(out, "attn_out"), carry
 
 
-def _mlp(x: jax.Array, w: Weights, shape: ModelShape, compute: Compute) -> tuple[jax.Array, jax.Array]:
+def _mlp(
+    x: jax.Array, w: Weights, shape: ModelShape, compute: Compute, counted_BS: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
     if shape.experts is None:
-        out, balance = _dense(x, w, "", shape, compute), jnp.zeros((), jnp.float32)
+        out, usage = _dense(x, w, "", shape, compute), jnp.zeros((), jnp.float32)
     else:
-        routing = route(jnp.tensordot(x, w["router"], 1, preferred_element_type=jnp.float32), shape.experts)
+        logits_BSE = jnp.tensordot(x, w["router"], 1, preferred_element_type=jnp.float32)
+        routing = route(logits_BSE, shape.experts, counted_BS)
         names = ("experts_gate", "experts_up", "experts_down") if shape.gated else ("experts_up", "experts_down")
-        matrices = tuple(w[name] for name in names)
+        matrices = tuple(compute.widen(name, w) for name in names)
         out = apply_experts(x, routing, matrices, shape.experts, _ACTIVATE[shape.activation], compute.rules)
-        balance = routing.balance
+        usage = routing.usage_2E
         if shape.experts.d_ff_shared:
             share = jax.nn.sigmoid(jnp.tensordot(x, w["shared_router"], 1))
             out = out + share * _dense(x, w, "shared_", shape, compute)
     out = constrain(out, ("batch", "length", "act_embed"), compute.rules)
-    return mark(out, "mlp_out"), balance
+    return mark(out, "mlp_out"), usage
 
 
 def _dense(x: jax.Array, w: Weights, prefix: str, shape: ModelShape, compute: Compute) -> jax.Array:

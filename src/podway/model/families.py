@@ -128,7 +128,7 @@ _PUBLISHED: dict[str, ModelShape] = {
     "mistral-7b-v0.3": _llama(32, 4096, 32, 8, 14_336, 32_768, 32_768, Rope(theta=1e6), family="mistral"),
     "mixtral-8x7b": _llama(
         32, 4096, 32, 8, 14_336, 32_000, 32_768, Rope(theta=1e6), family="mixtral",
-        experts=Experts(count=8, per_token=2, d_ff=14_336),
+        experts=Experts(count=8, per_token=2, d_ff=14_336, balance=0.02),
     ),
     "mixtral-8x22b": _llama(
         56, 6144, 48, 8, 16_384, 32_000, 65_536, Rope(theta=1e6), family="mixtral",

@@ -85,17 +85,18 @@ _ARCHITECTURES: dict[str, _Architecture] = {
     ),
     "MixtralForCausalLM": _row(
         "mixtral", "mixtral", 32, 8, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=1e6,
-        sliding_window=None, num_local_experts=8, num_experts_per_tok=2,
+        sliding_window=None, num_local_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.001,
     ),
     "Qwen2ForCausalLM": _row("qwen2", "qwen2", 32, 32, **_QWEN),
     "Qwen2MoeForCausalLM": _row(
         "qwen2-moe", "qwen2_moe", 16, 16, **_QWEN, qkv_bias=True, num_experts=60, num_experts_per_tok=4,
         moe_intermediate_size=1408, shared_expert_intermediate_size=5632, norm_topk_prob=False,
+        router_aux_loss_coef=0.001,
     ),
     "Qwen3ForCausalLM": _row("qwen3", "qwen3", 32, 32, **_QWEN, head_dim=128, attention_bias=False),
     "Qwen3MoeForCausalLM": _row(
         "qwen3-moe", "qwen3_moe", 32, 4, **_QWEN, attention_bias=False, num_experts=128, num_experts_per_tok=8,
-        moe_intermediate_size=768, norm_topk_prob=False,
+        moe_intermediate_size=768, norm_topk_prob=False, router_aux_loss_coef=0.001,
     ),
     "Gemma2ForCausalLM": _row(
         "gemma2", "gemma2", 8, 4,
@@ -330,6 +331,7 @@ def _experts(keys: _Keys, family: Family) -> Experts | None:
             count=keys.whole("num_local_experts"),
             per_token=keys.whole("num_experts_per_tok"),
             d_ff=keys.whole("intermediate_size"),
+            balance=_balance(keys),
         )
     if family in ("qwen2-moe", "qwen3-moe"):
         return Experts(
@@ -337,9 +339,15 @@ def _experts(keys: _Keys, family: Family) -> Experts | None:
             per_token=keys.whole("num_experts_per_tok"),
             d_ff=keys.whole("moe_intermediate_size"),
             normalise=keys.flag("norm_topk_prob"),
+            balance=_balance(keys),
             d_ff_shared=keys.whole("shared_expert_intermediate_size") if family == "qwen2-moe" else 0,
         )
     return None
+
+
+def _balance(keys: _Keys) -> float:
+    """The weight of the balance loss, which may be 0."""
+    return 0.0 if keys.get("router_aux_loss_coef") == 0 else keys.number("router_aux_loss_coef")
 
 
 def shape_to_hf(shape: ModelShape) -> dict[str, Any]:
@@ -386,7 +394,7 @@ def _keys_of(shape: ModelShape) -> dict[str, Any]:
         config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in shape.layer_windows]
     if e:
         config |= {"num_local_experts" if shape.family == "mixtral" else "num_experts": e.count}
-        config |= {"num_experts_per_tok": e.per_token}
+        config |= {"num_experts_per_tok": e.per_token, "router_aux_loss_coef": e.balance}
         if shape.family != "mixtral":
             config |= {"moe_intermediate_size": e.d_ff, "norm_topk_prob": e.normalise}
         if e.d_ff_shared:

@@ -31,22 +31,34 @@ Activate = Callable[[jax.Array], jax.Array]
 
 
 class Routing(NamedTuple):
-    """Where each token goes, and the loss that is smallest (1) when experts are used alike."""
+    """Where each token goes, and how much each expert is used."""
 
     chosen_BSJ: jax.Array
     weights_BSJ: jax.Array
-    balance: jax.Array
+    usage_2E: jax.Array  # of each expert, summed over tokens: how often it was chosen, and its probability
 
 
-def route(logits_BSE: jax.Array, experts: Experts) -> Routing:
-    """Softmax over all experts, then the best J of them."""
+def route(logits_BSE: jax.Array, experts: Experts, counted_BS: jax.Array | None = None) -> Routing:
+    """Softmax over all experts, then the best J of them. `counted_BS` is 0 where a token is padding."""
     chances = jax.nn.softmax(logits_BSE.astype(jnp.float32), axis=-1)
     weights, chosen = lax.top_k(chances, experts.per_token)
     if experts.normalise:
         weights = weights / weights.sum(axis=-1, keepdims=True)
-    used_E = jax.nn.one_hot(chosen, experts.count, dtype=jnp.float32).mean(axis=(0, 1, 2))
-    balance = experts.count * jnp.sum(used_E * chances.mean(axis=(0, 1)))
-    return Routing(chosen, weights, balance)
+    chosen_BSE = jax.nn.one_hot(chosen, experts.count, dtype=jnp.float32).sum(axis=2)
+    usage_2BSE = jnp.stack([lax.stop_gradient(chosen_BSE), chances])
+    if counted_BS is not None:
+        usage_2BSE = usage_2BSE * counted_BS.astype(jnp.float32)[:, :, None]
+    return Routing(chosen, weights, usage_2BSE.sum(axis=(1, 2)))
+
+
+def balance_loss(usage_2E: jax.Array, tokens: jax.Array | int, experts: Experts) -> jax.Array:
+    """E times the sum over experts of the share of tokens that chose it times its mean probability.
+
+    Smallest (J) when experts are used alike. As in transformers, both factors are means over all tokens of all layers:
+    `usage_2E` is summed over them, and `tokens` counts each token once for every layer.
+    """
+    chosen_E, chance_E = usage_2E / tokens
+    return experts.count * jnp.sum(chosen_E * chance_E)
 
 
 def apply_experts(

@@ -77,6 +77,7 @@ class Experts(Record, frozen=True, kw_only=True):
     per_token: int
     d_ff: int
     normalise: bool = True  # the weights of the chosen experts are divided by their sum
+    balance: float = 0.001  # weight of the balance loss in training (router_aux_loss_coef)
     d_ff_shared: int = 0  # width of one more expert that sees every token behind a sigmoid gate (Qwen2-MoE); 0: none
 
 

@@ -15,6 +15,8 @@ from podway.errors import UserError
 from podway.train.checks import check_settings
 from podway.train.config import TrainConfig
 from podway.train.flags import set_flags
+from podway.train.gloo_output import drop_gloo_lines
+from podway.train.peers import Peers
 from podway.train.settings import read_config
 
 
@@ -51,6 +53,8 @@ def _train(config: TrainConfig, flags: tuple[str, ...]) -> int:
     import jax  # after the flags: libtpu reads them when it is loaded
 
     if int(os.environ.get("PODWAY_NUM_HOSTS", "1")) > 1:
+        if os.environ.get("JAX_PLATFORMS") == "cpu" or os.environ.get("PODWAY_SIMULATED") == "1":
+            drop_gloo_lines()
         jax.distributed.initialize()
 
     from podway.model.compiled import keep_programs  # these import jax as well
@@ -60,7 +64,35 @@ def _train(config: TrainConfig, flags: tuple[str, ...]) -> int:
 
     if flags and jax.process_index() == 0:
         print("flags:", *flags, flush=True)
-    return train(config)
+    peers = _watch_peers()
+    try:
+        code = train(config)
+    except UserError:
+        if peers is not None:
+            peers.close(failed=True)
+        raise
+    except Exception:
+        if peers is not None:
+            peers.explain(within_s=10)
+        raise
+    if peers is not None:
+        peers.close()
+    return code
+
+
+def _watch_peers() -> Peers | None:
+    """Connections to the other processes of the run, by the address under which they found each other."""
+    import jax
+    from jax._src import distributed  # the key-value store has no public name
+
+    client = distributed.global_state.client
+    if jax.process_count() == 1 or client is None:
+        return None
+    host = (distributed.global_state.coordinator_address or "").rpartition(":")[0].strip("[]")
+    return Peers(
+        jax.process_index(), jax.process_count(), host, client.key_value_set,
+        lambda key: str(client.blocking_key_value_get(key, 120_000)),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -22,12 +22,8 @@ def check_settings(config: TrainConfig) -> None:
     kept_tensors(config.remat)
     if config.model.weights is not None:
         _check_weights(Path(config.model.weights).expanduser())
-    exported = config.folder / "model"
-    if config.checkpoint.export and exported.exists():
-        raise UserError(
-            f"{exported} exists already, and the run exports to it",
-            "remove it, choose another output, or set checkpoint.export=false",
-        )
+    if config.lora.adapter is not None and not config.lora.rank:
+        raise UserError("lora.adapter is given, but lora.rank is 0", "set lora.rank to the rank of the adapter")
     if config.evaluation.every and not config.data.synthetic and not config.data.eval_fraction:
         raise UserError(
             "there is nothing to evaluate on: data.eval_fraction is 0",

@@ -4,6 +4,8 @@ A run is read from a YAML file and `key=value` words (`settings.py`), checked ag
 anything is compiled (`checks.py`), and printed at the start. Each record owns the rules that need nothing but itself.
 """
 
+import hashlib
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -93,7 +95,7 @@ class LossConfig(Part, frozen=True, kw_only=True):
     """Cross-entropy, and what is added to it."""
 
     z: Rate = 0.0  # times the mean square of log Z, keeps logits near zero
-    balance: Rate = 0.01  # times the balance loss of a mixture of experts
+    balance: Rate | None = None  # times the balance loss of a mixture of experts; none: the model's own weight
     logits: Float = "float32"  # how the logits of a chunk are kept; sums over them are made in float32 either way
     chunks: Amount = 0  # parts of a sequence whose logits are made one after the other; 0: as many as memory asks
 
@@ -128,6 +130,7 @@ class CheckpointConfig(Part, frozen=True, kw_only=True):
     every: Amount = 0  # steps; 0: only at the end and when the run is asked to stop
     keep: Count = 2
     resume: bool = True
+    restart_data: bool = False  # where data or their order have changed: begin with the first row, in place of refusing
     save: bool = True
     export: bool = False  # write Hugging Face safetensors at the end
     export_dtype: Float = "bfloat16"
@@ -159,6 +162,8 @@ class LoraConfig(Part, frozen=True, kw_only=True):
     alpha: Rate = 16.0
     targets: tuple[str, ...] = ("q", "k", "v", "o")
     base: Literal["bfloat16", "float32", "int8"] = "bfloat16"  # how the frozen weights are kept
+    adapter: str | None = None  # a folder of PEFT's to start from; none: fresh adapters
+    export: Literal["merged", "adapter", "both"] = "merged"  # what checkpoint.export writes
 
 
 class TrainConfig(Part, frozen=True, kw_only=True):
@@ -178,12 +183,15 @@ class TrainConfig(Part, frozen=True, kw_only=True):
     logging: LoggingConfig = LoggingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     lora: LoraConfig = LoraConfig()
-    output: str = "out"  # directory of checkpoints, metrics and the exported model; gs:// for checkpoints of many hosts
+    output: str = "out"  # directory, or gs:// address, of checkpoints, metrics and the exported model
 
     @property
     def folder(self) -> Path:
-        """Where this host writes what is not a checkpoint: `output`, or `out` beside it when that is an address."""
-        return Path("out") if "://" in self.output else Path(self.output).expanduser()
+        """Where host 0 writes what is not a checkpoint: `output`, or a folder that is copied there (`output.py`)."""
+        if "://" not in self.output:
+            return Path(self.output).expanduser()
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        return cache / "podway" / "outputs" / hashlib.sha256(self.output.encode()).hexdigest()[:16]
 
     @property
     def checkpoints(self) -> str:

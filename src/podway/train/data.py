@@ -4,8 +4,8 @@
 2. The last part of every shard is held out when `eval_fraction` asks for it; the rest is a stream, cut into rows
    (`packing.py`).
 3. Rows of a run are numbered: step s has rows s * batch ... A mixture says which source gives row n, a permutation of
-   the epoch says which of its rows (`shuffle.py`). Nothing of this is state: resuming is a number, and the global batch
-   does not depend on how many hosts share it.
+   the epoch says which of its rows (`shuffle.py`). Nothing of this is state: resuming is the number of the next row
+   (`resume`), and the global batch does not depend on how many hosts share it.
 4. Each host makes its own rows of the batch; `prefetch` does it ahead of time.
 """
 
@@ -73,9 +73,11 @@ class Data:
 
     def __init__(
         self, feed: Feed | None, held_out: Feed | None, *, batch: int, seq: int, process: int, processes: int,
-        reuse: bool, about: str,
+        reuse: bool, about: str, order: dict[str, object],
     ) -> None:  # fmt: skip
         self._feed, self._held_out = feed, held_out
+        self.order = order  # settings and sizes that decide which row is the n-th
+        self._origin_step = self._origin_row = 0
         self._batch, self._seq = batch, seq
         self._reuse, self._about = reuse, about
         share = batch // processes
@@ -89,8 +91,16 @@ class Data:
         """Any rows of the global batch of a step, for meshes that split it otherwise than evenly over hosts."""
         if self._feed is None:
             raise UserError("all data is held out for evaluation", "set data.eval_fraction below 1")
-        first = 0 if self._reuse else step * self._batch
+        first = 0 if self._reuse else self.first_row(step)
         return _stack([self._feed.row(first + row) for row in which])
+
+    def first_row(self, step: int) -> int:
+        """The number of the first row of a step: how many rows the steps before it have seen."""
+        return self._origin_row + (step - self._origin_step) * self._batch
+
+    def resume(self, step: int, row: int) -> None:
+        """Step `step` begins with this row, whatever batches the steps before it had."""
+        self._origin_step, self._origin_row = step, row
 
     def eval_batches(self, limit: int | None = None) -> Iterator[Batch]:
         """This host's part of each held-out batch, every held-out row once; the last batch is filled up with padding."""
@@ -108,7 +118,7 @@ class Data:
 
     def epoch(self, step: int) -> float:
         """How often the data was seen when `step` begins; of a mixture, the source seen most often; 0 for synthetic."""
-        return self._feed.epoch(step * self._batch) if self._feed else 0.0
+        return self._feed.epoch(self.first_row(step)) if self._feed else 0.0
 
     def describe(self) -> str:
         """What there is to train on, in a few lines."""
@@ -130,18 +140,20 @@ def open_data(
         seed = config.seed or 0
         feed, held_out = Synthetic(seed, seq, vocab or 256), Synthetic(~seed, seq, vocab or 256)
         about = feed.describe()
+        order: dict[str, object] = {"the vocabulary": vocab or 256}
     else:
-        feed, held_out, about = _open_files(config, seq, process, processes, vocab)
+        feed, held_out, about, order = _open_files(config, seq, process, processes, vocab)
         _check_enough(feed, config, batch, seq)
     return Data(
         feed, held_out, batch=batch, seq=seq, process=process, processes=processes,
         reuse=config.reuse_batch, about=about,
+        order=order | {"data.seed": config.seed, "data.weights": list(config.weights), "batch.length": seq},
     )  # fmt: skip
 
 
 def _open_files(
     config: DataConfig, seq: int, process: int, processes: int, vocab: int | None
-) -> tuple[Feed | None, Feed | None, str]:
+) -> tuple[Feed | None, Feed | None, str, dict[str, object]]:
     tokenizer = _tokenizer(config, vocab)
     chat = config.form == "chat"
     form = Form(
@@ -162,7 +174,14 @@ def _open_files(
     about = [f"{count} files, {documents:,} documents, tokenizer {tokenizer.name}, {packing}, cache {cache.place}"]
     about += [feed.describe()] if feed else []
     about += [f"held out: {held_out.describe()}"] if held_out else []
-    return feed, held_out, "\n".join(about)
+    order: dict[str, object] = {
+        "data.packing": packing,
+        "data.eval_fraction": config.eval_fraction,
+        "data.loss_on": config.loss_on if chat else "all",
+        "the tokenizer": tokenizer.fingerprint[:12],
+        "the number of tokens": [sum(shard.about.tokens for shard in mixed) for mixed in shards],
+    }
+    return feed, held_out, "\n".join(about), order
 
 
 def _corpus(

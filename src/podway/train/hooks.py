@@ -67,6 +67,9 @@ class LoggingHook(BaseHook):
         self.every, self.screen, self.writer = config.logging.every, screen, writer
 
     def after(self, run: Run, report: StepReport) -> None:
+        trouble = run.output.publish_sometimes()
+        if trouble is not None:
+            self.screen.print_line(f"note: {trouble}")
         if report.step % self.every == 0 or report.skipped or report.step == run.steps - 1:
             self.screen.print_line(report.line())
             self.writer.step(report)

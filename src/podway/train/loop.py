@@ -1,6 +1,7 @@
 """The training loop: everything that happens between a config and its last step.
 
-1. `prepare` makes the mesh, checks that the run fits it, opens the data, and starts or restores the state.
+1. A run that is finished already says so. Otherwise `prepare.py` makes the mesh, opens the data, and starts or restores
+   the state.
 2. `run_steps` goes through the steps. The device works one step ahead: while it computes step n, the host reads what
    step n - 1 said, so that nothing waits for a print or a file.
 3. After each step the hooks of the run look at it: journal, progress, checkpoint, evaluation, profile, NaN guard.
@@ -19,31 +20,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import jax
-import msgspec
 import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+from jax.experimental import multihost_utils
 
+from podway.errors import UserError
 from podway.model.decoder import Tree
-from podway.model.families import find_model
-from podway.model.mesh import make_mesh, spec
-from podway.model.params import count
+from podway.model.mesh import spec
 from podway.train import lora
-from podway.train.checks import check_fit, check_kernel, check_settings, resolve_mesh
+from podway.train.adapter import save_adapter
+from podway.train.checks import check_settings
 from podway.train.config import TrainConfig
-from podway.train.data import open_data
-from podway.train.devices import peak_flops
-from podway.train.feed import Feed
 from podway.train.hooks import Hook, make_hooks
-from podway.train.metrics import Meter, ProgressBar
+from podway.train.output import Output, RunRecord, identity, read_record, write_record
+from podway.train.prepare import prepare
 from podway.train.run import Run
 from podway.train.saving import CheckpointHook
-from podway.train.settings import print_config
-from podway.train.shared import check_shared
-from podway.train.state import start_state
-from podway.train.step import Batch, Program, State, StepMetrics, make_step
+from podway.train.step import Batch, State, StepMetrics, make_step
 
 COMPILED_WITHIN_S = 3600  # a host that has not compiled its step an hour after another is lost
 STOPPED = 143  # as a shell counts a process that SIGTERM ended: an orchestrator sees that the run was not done
+_GO, _FINISHED, _EXPORTED = range(3)  # what host 0 finds in the output
 
 Step = Callable[[State, Batch, jax.Array], tuple[State, StepMetrics]]
 
@@ -51,7 +48,11 @@ Step = Callable[[State, Batch, jax.Array], tuple[State, StepMetrics]]
 def train(config: TrainConfig) -> int:
     """Train from a config to its end; the exit code."""
     check_settings(config)
-    run, saving = prepare(config)
+    output = Output(config)
+    launches = _begin(config, output)
+    if launches is None:
+        return 0
+    run, saving = prepare(config, output, launches)
     with jax.set_mesh(run.program.mesh), _signals(run.stop):
         hooks = [saving, *make_hooks(run)]
         try:
@@ -60,50 +61,41 @@ def train(config: TrainConfig) -> int:
         finally:
             for hook in hooks:
                 hook.close()
+        if run.screen.first:
+            if not stopped:
+                write_record(output.folder, RunRecord(settings=identity(config), launches=launches, finished=run.steps))
+            output.publish()
     return STOPPED if stopped else 0
 
 
-def prepare(config: TrainConfig) -> tuple[Run, CheckpointHook]:
-    """Everything that can fail before step 0 does it here."""
-    shape = find_model(config.model.name)
-    devices = jax.devices()
-    slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
-    sizes = resolve_mesh(config, len(devices), slices)
-    notes = check_fit(config, shape, sizes)
-    if jax.default_backend() == "cpu" and len(devices) > 1 and config.precision.compute == "bfloat16":
-        # XLA's CPU compiler aborts on sums of bfloat16 over devices (seen with jaxlib 0.10.2).
-        precision = msgspec.structs.replace(config.precision, compute="float32")
-        config = msgspec.structs.replace(config, precision=precision)
-        notes.append("computing in float32: CPU devices do not sum bfloat16")
-    if config.checkpoint.save or config.checkpoint.export:
-        check_shared(config.output)
-    check_kernel(config, jax.default_backend(), sizes)
-    if config.lora.rank:
-        lora.targets_of(config.lora, shape)
-    program = Program(config, shape, make_mesh(sizes, devices))
-    size, length = config.batch.global_size(len(devices)), config.batch.length
-    feed = Feed(program, size, length)
-    data = open_data(
-        config.data, batch=size, seq=length, process=feed.process, processes=feed.processes, vocab=shape.vocab
-    )
-    meter = Meter(
-        shape, batch=size, length=length, devices=len(devices), peak=peak_flops(devices[0].device_kind),
-        warmup=config.logging.warmup, convention=config.logging.convention,
-    )  # fmt: skip
-    screen = ProgressBar(config.schedule.steps)
+def _begin(config: TrainConfig, output: Output) -> tuple[float, ...] | None:
+    """When this run was launched, now included; None where it is finished already.
+
+    Host 0 decides and all follow: the others may not see its folder.
+    """
+    verdict = _GO
+    launches: tuple[float, ...] = (time.time(),)
     if jax.process_index() == 0:
-        screen.print_line(print_config(config))
-        screen.print_line(f"mesh: {sizes} over {len(devices)} x {devices[0].device_kind}")
-        screen.print_line(f"number parameters: {count(shape) / 1e9:.3f} billion")
-        screen.print_line(f"data: {data.describe()}")
-        for note in notes:
-            screen.print_line(f"note: {note}")
-        flops = meter.flops / len(devices) / 1e12
-        screen.print_line(f"per step and device: {flops:.2f} TFLOPs ({config.logging.convention} attention)")
-    saving = CheckpointHook(config)
-    with jax.set_mesh(program.mesh):
-        state = saving.restore(program, screen) or start_state(program)
-    return Run(program, feed, data, state, meter, screen), saving
+        output.fetch()
+        record = read_record(output.folder) if config.checkpoint.resume else None
+        if record is not None and record.is_finished(config):
+            verdict = _FINISHED
+            print(f"this run is finished: {config.schedule.steps} steps, results in {config.output}", flush=True)
+            print("  to run it again, set checkpoint.resume=false or another output", flush=True)
+        elif config.checkpoint.export and output.exists("model"):
+            verdict = _EXPORTED
+        elif record is not None and record.finished is None and config.checkpoint.save:
+            launches = (*record.launches, *launches)
+        if verdict == _GO:
+            write_record(output.folder, RunRecord(settings=identity(config), launches=launches))
+    if jax.process_count() > 1:
+        verdict = int(multihost_utils.broadcast_one_to_all(np.int32(verdict)))
+    if verdict == _EXPORTED:
+        raise UserError(
+            f"{config.output}/model exists already, and the run exports to it",
+            "remove it, choose another output, or set checkpoint.export=false",
+        )
+    return None if verdict == _FINISHED else launches
 
 
 def run_steps(run: Run, hooks: Sequence[Hook]) -> bool:
@@ -129,7 +121,9 @@ def run_steps(run: Run, hooks: Sequence[Hook]) -> bool:
                 began = _publish(run, hooks, number, metrics, began)
                 for hook in hooks:
                     hook.at(run, number)
-                pending, began = None, time.monotonic()
+                pending, ended = None, time.monotonic()
+                run.meter.add_pause(ended - began)
+                began = ended
                 if metrics.stop:
                     break
     if pending is not None:
@@ -176,13 +170,29 @@ def finish(run: Run, saving: CheckpointHook, stopped: bool) -> None:
     if stopped:
         run.screen.print_line(f"asked to stop: left after step {int(run.state.step) - 1} of {run.steps}")
     elif config.checkpoint.export:
-        from podway.model.export import save_weights  # a run that exports nothing needs no safetensors
-
-        source = Path(config.model.weights).expanduser() if config.model.weights else None
-        kind = config.checkpoint.export_dtype
-        save_weights(final_weights(run), run.program.shape, run.folder / "model", source=source, dtype=np.dtype(kind))
-        run.screen.print_line(f"exported to {run.folder / 'model'}")
+        export(run)
     run.screen.print_line(run.meter.block(run.data.epoch(int(run.state.step))))
+    run.screen.print_line(str(run.meter.goodput))
+
+
+def export(run: Run) -> None:
+    """The trained model as Hugging Face files, and LoRA's adapters as PEFT's; every host takes part."""
+    from podway.model.export import save_weights  # a run that exports nothing needs no safetensors
+
+    config, output = run.program.config, run.output
+    wanted = (
+        ("merged",)
+        if not config.lora.rank
+        else {"both": ("adapter", "merged")}.get(config.lora.export, (config.lora.export,))
+    )
+    if "adapter" in wanted:
+        save_adapter(run.state.trained, config, run.program.shape, output.folder / "adapter")
+        run.screen.print_line(f"exported to {config.output}/adapter")
+    if "merged" in wanted:
+        source = Path(config.model.weights).expanduser() if config.model.weights else None
+        kind = np.dtype(config.checkpoint.export_dtype)
+        save_weights(final_weights(run), run.program.shape, output.folder / "model", source=source, dtype=kind)
+        run.screen.print_line(f"exported to {config.output}/model")
 
 
 def final_weights(run: Run) -> Tree:

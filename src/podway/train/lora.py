@@ -24,7 +24,7 @@ from podway.model.shape import ModelShape
 from podway.task.fields import did_you_mean
 from podway.train.config import LoraConfig
 
-_A, _B, _SCALE = "_lora_a", "_lora_b", "_int8_scale"
+A, B, _SCALE = "_lora_a", "_lora_b", "_int8_scale"
 
 
 def is_scale(name: str) -> bool:
@@ -37,6 +37,13 @@ def matrices(shape: ModelShape) -> dict[str, Param]:
     names = ("q", "k", "v", "o", "gate", "up", "down", "shared_gate", "shared_up", "shared_down")
     table = {param.name.removeprefix("layers/"): param for param in params(shape)}
     return {name: table[name] for name in names if name in table}
+
+
+def _quantized(shape: ModelShape) -> dict[str, Param]:
+    """The matrices that an int8 base keeps in int8: those of `matrices`, and the experts."""
+    names = ("experts_gate", "experts_up", "experts_down")
+    table = {param.name.removeprefix("layers/"): param for param in params(shape)}
+    return matrices(shape) | {name: table[name] for name in names if name in table}
 
 
 def targets_of(config: LoraConfig, shape: ModelShape) -> dict[str, Param]:
@@ -56,8 +63,8 @@ def init(config: LoraConfig, shape: ModelShape, key: jax.Array) -> Tree:
     for i, (name, param) in enumerate(targets_of(config, shape).items()):
         stack, inward, outward = param.dims[0], param.dims[1 : 1 + param.inputs], param.dims[1 + param.inputs :]
         noise = jax.random.normal(jax.random.fold_in(key, i), (stack, *inward, config.rank), jnp.float32)
-        layers[name + _A] = noise * prod(inward) ** -0.5
-        layers[name + _B] = jnp.zeros((stack, config.rank, *outward), jnp.float32)
+        layers[name + A] = noise * prod(inward) ** -0.5
+        layers[name + B] = jnp.zeros((stack, config.rank, *outward), jnp.float32)
     return {"layers": layers}
 
 
@@ -81,22 +88,30 @@ def projection(config: LoraConfig) -> Project:
         out = contract(name, x, weights, inputs)
         if name + _SCALE in weights:
             out = (out * weights[name + _SCALE]).astype(x.dtype)
-        if name + _A in weights:
-            low = jnp.tensordot(x, weights[name + _A].astype(x.dtype), axes=inputs)
-            out = out + by * jnp.tensordot(low, weights[name + _B].astype(x.dtype), axes=1)
+        if name + A in weights:
+            low = jnp.tensordot(x, weights[name + A].astype(x.dtype), axes=inputs)
+            out = out + by * jnp.tensordot(low, weights[name + B].astype(x.dtype), axes=1)
         return out
 
     return project
 
 
+def widen(name: str, weights: Weights) -> jax.Array:
+    """The decoder's `widen`: a stack of experts, times its int8 scales where it has them."""
+    stack = weights[name]
+    if name + _SCALE not in weights:
+        return stack
+    return (stack * weights[name + _SCALE][:, None, :]).astype(stack.dtype)
+
+
 def freeze(tree: Tree, config: LoraConfig, shape: ModelShape) -> Tree:
-    """The base weights as they are kept: in one dtype, or the matrices of the layers in int8."""
+    """The base weights as they are kept: in one dtype, or the matrices of the layers (experts too) in int8."""
     if config.base != "int8":
         plain: Tree = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(config.base)), tree)
         return plain
     kept: dict[str, Any] = {}
     for name, leaf in tree["layers"].items():
-        param = matrices(shape).get(name)
+        param = _quantized(shape).get(name)
         if param is None:
             kept[name] = leaf.astype(jnp.bfloat16)
         else:
@@ -107,25 +122,29 @@ def freeze(tree: Tree, config: LoraConfig, shape: ModelShape) -> Tree:
 
 def _to_int8(leaf: jax.Array, param: Param) -> tuple[jax.Array, jax.Array]:
     wide = leaf.astype(jnp.float32)
-    inputs = tuple(range(1, 1 + param.inputs))
+    inputs = _input_axes(param)
     scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=inputs), 1e-30) / 127
     spread = jnp.expand_dims(scale, inputs)
     return jnp.clip(jnp.round(wide / spread), -127, 127).astype(jnp.int8), scale
 
 
+def _input_axes(param: Param) -> tuple[int, ...]:
+    """After the stacked ones: layers, and experts."""
+    return tuple(range(param.stacked, param.stacked + param.inputs))
+
+
 def merge(trained: Tree, frozen: Tree, config: LoraConfig, shape: ModelShape) -> Tree:
     """The model that base and adapters make together, as plain weights."""
-    table, adapters = matrices(shape), trained["layers"]
+    table, adapters = _quantized(shape), trained["layers"]
     layers = {}
     for name, leaf in frozen["layers"].items():
         if is_scale(name):
             continue
         wide = leaf.astype(jnp.float32)
         if name in table and name + _SCALE in frozen["layers"]:
-            inputs = tuple(range(1, 1 + table[name].inputs))
-            wide = wide * jnp.expand_dims(frozen["layers"][name + _SCALE], inputs)
-        if name + _A in adapters:
-            a, b = adapters[name + _A].astype(jnp.float32), adapters[name + _B].astype(jnp.float32)
+            wide = wide * jnp.expand_dims(frozen["layers"][name + _SCALE], _input_axes(table[name]))
+        if name + A in adapters:
+            a, b = adapters[name + A].astype(jnp.float32), adapters[name + B].astype(jnp.float32)
             low, high = a.reshape(a.shape[0], -1, config.rank), b.reshape(b.shape[0], config.rank, -1)
             wide = wide + config.alpha / config.rank * (low @ high).reshape(wide.shape)
         layers[name] = wide

@@ -17,6 +17,7 @@ import msgspec
 from podway.model.flops import Convention, flops_per_token
 from podway.model.shape import ModelShape
 from podway.train.events import EventFile
+from podway.train.goodput import Goodput
 
 GIGAFLOP = 1 << 30  # the block at the end counts them as Hugging Face's Trainer does
 
@@ -32,13 +33,17 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     grad_norm: float
     rate: float
     mfu: float | None = None
+    goodput: float | None = None  # over all launches of the run
     skipped: bool = False
 
     def line(self) -> str:
         mfu = "" if self.mfu is None else f", MFU: {self.mfu:.4f}"
+        speed = (
+            f"TFLOP/s/device: {self.tflops:.3f}" if self.tflops >= 0.1 else f"GFLOP/s/device: {self.tflops * 1e3:.3f}"
+        )
         skipped = ", SKIPPED: the loss or its gradient is not a number" if self.skipped else ""
         return (
-            f"completed step: {self.step}, seconds: {self.seconds:.3f}, TFLOP/s/device: {self.tflops:.3f}, "
+            f"completed step: {self.step}, seconds: {self.seconds:.3f}, {speed}, "
             f"Tokens/s/device: {self.tokens_per_second:.3f}, loss: {self.loss:.3f}{mfu}, "
             f"grad_norm: {self.grad_norm:.3f}, lr: {self.rate:.3e}{skipped}"
         )
@@ -57,7 +62,9 @@ class Meter:
         peak: float | None,
         warmup: int,
         convention: Convention,
+        goodput: Goodput | None = None,
     ) -> None:
+        self.goodput = goodput or Goodput()
         self.batch, self.devices, self.peak, self.warmup = batch, devices, peak, warmup
         self.tokens = batch * length
         self.flops = flops_per_token(shape, length, convention) * self.tokens
@@ -71,6 +78,7 @@ class Meter:
     ) -> StepReport:
         """Take one finished step in."""
         self.steps += 1
+        self.goodput.add_step(seconds, good=good)
         if math.isfinite(loss):
             self.losses += loss
         if self.steps > self.warmup:
@@ -86,13 +94,19 @@ class Meter:
             grad_norm=grad_norm,
             rate=rate,
             mfu=per_second / self.peak if self.peak else None,
+            goodput=self.goodput.share,
             skipped=not good,
         )
+
+    def add_pause(self, seconds: float) -> None:
+        """Time between steps: saving, evaluation. Rates over the run include it; the seconds of a step do not."""
+        if self.steps >= self.warmup:
+            self.counted_seconds += seconds
 
     def block(self, epoch: float) -> str:
         """The last words of a run, in the form that Hugging Face's Trainer made known."""
         runtime = time.monotonic() - self.began
-        # Rates are those of the steps after the warm-up; where a run had no more, those of all of it.
+        # Rates are over the time after the warm-up, with its saves and evaluations; where a run had no more, over all of it.
         steps, seconds = (self.counted_steps, self.counted_seconds) if self.counted_steps else (self.steps, runtime)
         rows = {
             "epoch": f"{epoch:.4f}".rstrip("0").rstrip("."),
@@ -106,6 +120,8 @@ class Meter:
         }
         if self.peak and seconds:
             rows["train_mfu"] = f"{self.flops * steps / seconds / self.devices / self.peak:.4f}"
+        rows["train_goodput"] = f"{self.goodput.share:.4f}"
+        rows["train_launches"] = str(len(self.goodput.launches))
         wide, long = max(map(len, rows)), max(map(len, rows.values()))
         return "\n".join(["***** train metrics *****", *(f"  {k:<{wide}} = {v:>{long}}" for k, v in rows.items())])
 
@@ -136,7 +152,9 @@ class MetricsWriter:
                 "perf/per_device_tflops_per_sec": report.tflops,
                 "perf/per_device_tokens_per_sec": report.tokens_per_second,
             }
-            self._events.add(report.step, values | ({"perf/mfu": report.mfu} if report.mfu is not None else {}))
+            optional = {"perf/mfu": report.mfu, "perf/goodput": report.goodput}
+            known = {name: value for name, value in optional.items() if value is not None}
+            self._events.add(report.step, values | known)
 
     def evaluation(self, step: int, loss: float, tokens: int) -> None:
         self._write({"step": step, "time": time.time(), "eval_loss": loss, "eval_tokens": tokens})
@@ -156,10 +174,10 @@ class MetricsWriter:
 
 
 class ProgressBar:
-    """One line at the foot of a terminal; nothing where output is not a terminal."""
+    """Lines of output, and one of progress at the foot of a terminal; `first` alone of several hosts shows any."""
 
-    def __init__(self, total: int) -> None:
-        self.total, self.shown = total, sys.stderr.isatty()
+    def __init__(self, total: int, *, first: bool = True) -> None:
+        self.total, self.first, self.shown = total, first, first and sys.stderr.isatty()
 
     def draw(self, done: int, report: StepReport) -> None:
         if self.shown:
@@ -175,4 +193,5 @@ class ProgressBar:
         if self.shown:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
-        print(line, flush=True)
+        if self.first:
+            print(line, flush=True)

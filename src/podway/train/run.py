@@ -7,6 +7,7 @@ from pathlib import Path
 from podway.train.data import Data
 from podway.train.feed import Feed
 from podway.train.metrics import Meter, ProgressBar
+from podway.train.output import Output
 from podway.train.step import Program, State
 
 
@@ -20,6 +21,7 @@ class Run:
     state: State
     meter: Meter
     screen: ProgressBar
+    output: Output
     stop: threading.Event = field(default_factory=threading.Event)
 
     @property

@@ -34,9 +34,24 @@ def read_config(file: str | None, words: Words[str] = ()) -> TrainConfig:
 
 def print_config(config: TrainConfig) -> str:
     """One line for each setting, as it would be given on the command line."""
+    return "\n".join(_lines(config))
+
+
+def changed_settings(config: TrainConfig) -> list[str]:
+    """The lines of `print_config` that differ from the defaults."""
+    defaults = set(_lines(TrainConfig()))
+    return [line for line in _lines(config) if line not in defaults]
+
+
+def config_yaml(config: TrainConfig) -> bytes:
+    """Every setting as a file that `podway train` reads."""
+    return msgspec.yaml.encode(msgspec.to_builtins(config))
+
+
+def _lines(config: TrainConfig) -> list[str]:
     lines: list[str] = []
     _flatten(msgspec.to_builtins(config), "", lines)
-    return "\n".join(lines)
+    return lines
 
 
 def _flatten(value: object, path: str, lines: list[str]) -> None:

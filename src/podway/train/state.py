@@ -11,6 +11,8 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
 from podway.model import decoder, weights
 from podway.model.decoder import Tree
@@ -37,7 +39,7 @@ def start_state(program: Program) -> State:
     shardings = _shardings(program, jax.eval_shape(partial(_random_state, program)))
     if config.model.weights is None:
         made: State = jax.jit(partial(_random_state, program), out_shardings=shardings)()
-        return made
+        return _with_adapter(program, made)
     kind = config.lora.base if config.lora.rank else config.precision.weights
     loaded = weights.load_weights(
         Path(config.model.weights).expanduser(),
@@ -47,7 +49,20 @@ def start_state(program: Program) -> State:
         dtype=jnp.dtype("bfloat16" if kind == "int8" else kind),
     )
     full: State = jax.jit(partial(_state_of, program), out_shardings=shardings, donate_argnums=0)(loaded)
-    return full
+    return _with_adapter(program, full)
+
+
+def _with_adapter(program: Program, state: State) -> State:
+    """The adapters of `lora.adapter` in place of fresh ones."""
+    if not program.config.lora.rank or program.config.lora.adapter is None:
+        return state
+    from podway.train.adapter import load_adapter  # only here is safetensors needed
+
+    def place(array: NDArray[np.float32], like: jax.Array) -> jax.Array:
+        return jax.make_array_from_callback(like.shape, like.sharding, lambda index: array[index])
+
+    loaded = load_adapter(program.config, program.shape)
+    return state._replace(trained={"layers": {n: place(loaded[n], old) for n, old in state.trained["layers"].items()}})
 
 
 def start_frozen(program: Program) -> Tree:

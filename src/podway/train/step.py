@@ -24,9 +24,10 @@ from podway.model import decoder
 from podway.model.decoder import Compute, Tree
 from podway.model.layout import TRAIN_RULES, MeshShape, Rules
 from podway.model.mesh import named_sharding, spec
+from podway.model.moe import balance_loss
 from podway.model.params import params
 from podway.model.remat import Policy, remat_policy
-from podway.model.shape import ModelShape
+from podway.model.shape import Experts, ModelShape
 from podway.train import lora, sharding
 from podway.train.config import TrainConfig
 from podway.train.devices import device_memory
@@ -86,6 +87,7 @@ class Program:
             interpret=self.interpret,
             remat=None if kept is None else _policy(*kept, cudnn=cudnn),
             project=lora.projection(self.config.lora) if self.config.lora.rank else decoder.contract,
+            widen=lora.widen,
         )
         return Compute(**{**plain.__dict__, "gather": sharding.gatherer(plain, self.sizes, self.rings)})
 
@@ -248,7 +250,8 @@ def _loss(program: Program, trained: Tree, frozen: Tree, batch: Batch, each: jax
     if positions is None:
         positions = decoder.positions_in(segments, tokens.shape[1])
     x = sharding.embed(tree["embed"], tokens, shape, compute, mesh)
-    x, balance = _layers(tree, x, positions, segments, shape, compute)
+    counted = None if segments is None else segments > 0
+    x, usage = _layers(tree, x, positions, segments, counted, shape, compute)
     hidden = decoder.finish(tree, x, shape)
 
     e = shape.embedding
@@ -264,27 +267,49 @@ def _loss(program: Program, trained: Tree, frozen: Tree, batch: Batch, each: jax
         hidden, compute.gather(param, tree[name]), batch["targets"], weights, head, program.rules
     )
     loss = total * each
-    if shape.experts is not None and config.balance:
-        loss = loss + config.balance * balance * weights.sum() * each  # each device weighs as its tokens
+    if shape.experts is not None:
+        tokens_seen = jnp.asarray(tokens.size, jnp.float32) if counted is None else counted.sum().astype(jnp.float32)
+        share = _summed(weights.sum(), program) * each  # of this microbatch in the step
+        loss = loss + share * _balance(program, shape.experts, usage, tokens_seen)
     return loss, entropy
 
 
+def _balance(program: Program, experts: Experts, usage: jax.Array, tokens: jax.Array) -> jax.Array:
+    """This device's part of the weighted balance loss of a microbatch.
+
+    How often experts were chosen is counted over all devices, so that the sum of the parts is the loss of the whole
+    microbatch on any mesh. (A step of several microbatches balances each of them, as gradient accumulation does
+    everywhere: what later ones choose is not known yet.)
+    """
+    asked = program.config.loss.balance
+    weight = experts.balance if asked is None else asked
+    chosen, chance = usage
+    whole = jnp.stack([_summed(lax.stop_gradient(chosen), program), chance])
+    return weight * balance_loss(whole, _summed(tokens, program) * program.shape.layers, experts)
+
+
 def _layers(
-    tree: Tree, x: jax.Array, positions: jax.Array, segments: jax.Array | None, shape: ModelShape, compute: Compute
+    tree: Tree,
+    x: jax.Array,
+    positions: jax.Array,
+    segments: jax.Array | None,
+    counted: jax.Array | None,
+    shape: ModelShape,
+    compute: Compute,
 ) -> tuple[jax.Array, jax.Array]:
-    """Through all layers: by scan, or written out where the tree has a list of them."""
+    """Through all layers, by scan, or written out where the tree has a list of them: (x, usage of experts)."""
     if isinstance(tree["layers"], dict):
         attend = decoder.whole_sequences(shape, compute, segments)
-        x, _, balance = decoder.run_layers(tree, x, positions, shape, compute, attend, None)
-        return x, balance
-    balances = []
+        x, _, usage = decoder.run_layers(tree, x, positions, shape, compute, attend, None, counted)
+        return x, usage
+    usages = []
     for layer, window in zip(tree["layers"], shape.layer_windows, strict=True):
         alone = replace(shape, layers=1, attention=replace(shape.attention, windowed=(window is not None,)))
         attend = decoder.whole_sequences(alone, compute, segments)
         stack = {"layers": {name: array[None] for name, array in layer.items()}}
-        x, _, balance = decoder.run_layers(stack, x, positions, alone, compute, attend, None)
-        balances.append(balance)
-    return x, jnp.stack(balances).mean()
+        x, _, usage = decoder.run_layers(stack, x, positions, alone, compute, attend, None, counted)
+        usages.append(usage)
+    return x, jnp.stack(usages).sum(axis=0)
 
 
 def _unstacked(tree: Tree) -> Tree:
