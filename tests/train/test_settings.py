@@ -32,9 +32,11 @@ def test_what_is_printed_can_be_read_again() -> None:
     assert read_config(None, print_config(config).splitlines()) == config
 
 
-def test_an_address_is_for_checkpoints_alone() -> None:
-    config = read_config(None, ["output=gs://bucket/run/"])
-    assert config.checkpoints == "gs://bucket/run/checkpoints" and config.folder == Path("out")
+def test_an_address_has_a_folder_of_its_own_to_be_copied_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    config, other = (read_config(None, [f"output=gs://bucket/{name}/"]) for name in ("run", "other"))
+    assert config.checkpoints == "gs://bucket/run/checkpoints"
+    assert config.folder.parent == Path("/cache/podway/outputs") and config.folder != other.folder
     assert read_config(None, ["output=here"]).checkpoints == "here/checkpoints"
 
 

@@ -95,10 +95,11 @@ class Peers:
             line = link.makefile("rb").readline(100)
         except OSError:
             line = b""
-        if line == _BYE or self._closing.wait(_GRACE_S):
-            return
-        told = line.decode(errors="replace").split()
-        self._end(int(told[1]) if len(told) == 2 and told[0] == "lost" and told[1].isdigit() else rank)
+        words = line.decode(errors="replace").split()
+        if len(words) == 2 and words[0] == "lost" and words[1].isdigit():
+            self._end(int(words[1]))  # rank 0 has waited already
+        elif line != _BYE and not self._closing.wait(_GRACE_S):
+            self._end(rank)
 
     def _end(self, rank: int) -> None:
         with self._lock:
@@ -113,6 +114,8 @@ class Peers:
         message = f"Error: rank {rank} of {self.size} was lost: its process or host has died\n"
         hint = "  see its log; the same command goes on from the last checkpoint\n"
         os.write(2, (message + hint).encode())
+        if self.rank == 0:
+            time.sleep(_GRACE_S)  # jax's coordination service lives here, and aborts those who outlive it
         os._exit(LOST)
 
 
