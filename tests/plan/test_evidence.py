@@ -6,10 +6,10 @@ import pytest
 from tools.bench.plan import BEGIN, END, report, write_between
 
 from podway.plan.chips import STRAGGLER_LOSS_PER_DOUBLING, device_of
+from podway.plan.engine_costs import HOST_SECONDS, PAGE_OVERHEAD
 from podway.plan.evidence import compiled_hbm, fitted, jobs, spearman, t5_ran
 from podway.plan.evidence_training import judged_training, median, published_seconds
 from podway.plan.published_rows import rows_of
-from podway.plan.serve import ENGINE_EFFICIENCY
 from podway.plan.t5 import T5X_MATRIX_EFFICIENCY
 
 TABLES = ("training", "v5e_jobs", "t5_v4", "llama3_v6e", "memory_tables", "serving")
@@ -45,7 +45,8 @@ def test_constants_are_their_fit() -> None:
     used = {("matrix_efficiency", generation): device_of(generation).matrix_efficiency for generation in rates} | {
         ("t5x_matrix_efficiency", "v4"): T5X_MATRIX_EFFICIENCY,
         ("straggler_loss_per_doubling", "v5e"): STRAGGLER_LOSS_PER_DOUBLING,
-        ("engine_efficiency", "v6e"): ENGINE_EFFICIENCY,
+        ("host_seconds", "vllm"): HOST_SECONDS,
+        ("page_overhead", "vllm"): PAGE_OVERHEAD,
     }
     assert fitted().keys() == used.keys()
     for key, value in fitted().items():

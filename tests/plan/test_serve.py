@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 from podway.catalog.slices import all_slices, find_slice, slices_of
 from podway.errors import UserError
 from podway.model.families import find_model
+from podway.plan.batching import Simulated, simulate
+from podway.plan.engine_costs import Engine, Precision, engine_of, kv_bytes_per_token
+from podway.plan.evidence import serving_limit
+from podway.plan.published_rows import rows_of
 from podway.plan.serve import (
     Load,
-    Precision,
     ServePlan,
     cached_share,
     evaluate_serve,
-    kv_bytes_per_token,
     search_serve,
     step_of,
     weights_per_device,
@@ -69,9 +71,10 @@ def test_windowed_layers_forget() -> None:
 
 
 def test_a_decode_step_reads_the_weights_and_the_cache() -> None:
-    alone = step_of(LLAMA8, find_slice("v6e-1"), 1, Load(prompt=1024, output=2, rate=1), Precision(), 1)
+    load = Load(prompt=1024, output=2, rate=1)
+    alone = step_of(LLAMA8, find_slice("v6e-1"), 1, load, Precision(), 1, bare=True)
     assert alone == pytest.approx(7.5e9 * 2 / (1.638e12 * 0.87), rel=0.02)  # embeddings are looked up, not read
-    many = step_of(LLAMA8, find_slice("v6e-1"), 1, Load(prompt=1024, output=2, rate=1), Precision(), 64)
+    many = step_of(LLAMA8, find_slice("v6e-1"), 1, load, Precision(), 64, bare=True)
     assert many - alone == pytest.approx(63 * 1025 * 128 * 1024 / (1.638e12 * 0.87), rel=0.02)
 
 
@@ -132,3 +135,65 @@ def test_any_load_gets_a_plan_or_a_reason(
         assert plan.kv_tokens >= 1 and plan.weights_bytes < plan.hbm_limit
         assert plan.slices * plan.per_slice >= plan.replicas
     assert plans or rejected
+
+
+def test_the_limit_is_what_no_engine_beats() -> None:
+    for row in (row for row in rows_of("serving") if row["tpot_ms"]):
+        assert serving_limit(row) < float(row["tpot_ms"]), row["row"]
+
+
+def test_a_true_bound_is_below_every_step() -> None:
+    for tensor in (1, 2, 8):
+        engine = engine_of(LLAMA8, V6E8, tensor, Precision(), weights_per_device(LLAMA8, tensor, "bfloat16"))
+        for batch in (1, 16, 256):
+            assert engine.limit_seconds(batch, 1000 * batch) < engine.seconds(batch, 1000 * batch)
+
+
+def engine() -> Engine:
+    return engine_of(LLAMA8, find_slice("v6e-1"), 1, Precision(), weights_per_device(LLAMA8, 1, "bfloat16"))
+
+
+def run(rate: float, **changes: int) -> Simulated:
+    given = {"prompt": 1000, "output": 100, "slots": 64, "kv_tokens": 80_000, "chunk": 2048} | changes
+    return simulate(engine(), rate=rate, requests=150, **given)  # type: ignore[arg-type]
+
+
+def test_a_simulation_is_the_same_twice_and_waits_grow_with_the_load() -> None:
+    assert run(2.0) == run(2.0)
+    quiet, busy = run(0.5), run(8.0)
+    assert quiet.ttft[0] < busy.ttft[0] and quiet.tpot[0] < busy.tpot[0] and quiet.batch < busy.batch
+    for one in (quiet, busy):
+        assert one.ttft[0] <= one.ttft[1] <= one.ttft[2] and one.tpot[0] <= one.tpot[1] <= one.tpot[2]
+
+
+def test_a_request_alone_waits_for_its_prompt_and_its_steps() -> None:
+    alone = simulate(
+        engine(), rate=1e-3, prompt=1000, output=100, slots=64, kv_tokens=80_000, chunk=2048, fixed=True, requests=5
+    )
+    assert alone.ttft[0] == pytest.approx(engine().seconds(0, 0, 1000, 1000))
+    assert alone.tpot[0] == pytest.approx(engine().seconds(1, 1050), rel=0.01)
+
+
+def test_throughput_ends_at_the_capacity_of_the_batch() -> None:
+    flooded = run(1000.0)
+    assert flooded.output_tokens_per_second < run(1e9).output_tokens_per_second * 1.1
+    assert run(1000.0, slots=4).output_tokens_per_second < flooded.output_tokens_per_second
+    assert run(1000.0, kv_tokens=5_000).output_tokens_per_second < flooded.output_tokens_per_second
+
+
+def test_a_target_is_kept_by_more_replicas_and_the_cheapest_slice_wins() -> None:
+    load = Load(prompt=1000, output=250, rate=20.0, ttft=1.0, tpot=0.05)
+    plans, _ = search_serve(LLAMA70, load, slices_of("v6e"), Precision("auto", "auto"), simulate_best=True)
+    best = plans[0]
+    assert best.simulated is not None
+    assert best.simulated.ttft[2] <= 1.0 and best.simulated.tpot[2] <= 0.05
+    assert best.precision == Precision("int8", "int8")
+    assert best.dollars_per_hour == min(plan.dollars_per_hour or 1e9 for plan in plans)
+    strict, _ = search_serve(
+        LLAMA70,
+        Load(prompt=1000, output=250, rate=20.0, ttft=0.15),
+        [V6E8],
+        Precision("int8", "int8"),
+        simulate_best=True,
+    )
+    assert all(plan.replicas >= best.replicas for plan in strict)

@@ -19,12 +19,14 @@ from podway.model.families import find_model
 from podway.model.layout import MeshShape
 from podway.model.params import count, params
 from podway.plan.chips import STRAGGLER_LOSS_PER_DOUBLING, device_of
+from podway.plan.engine_costs import HOST_SECONDS, PAGE_OVERHEAD, Precision
 from podway.plan.evidence import (
     Comparison,
     compiled_hbm,
     fitted,
     jobs,
     serving,
+    serving_limit,
     spearman,
     t5_plan,
     t5_ran,
@@ -35,7 +37,7 @@ from podway.plan.memory import GIB
 from podway.plan.plans import TrainPlan, evaluate
 from podway.plan.published_rows import row_of, rows_of
 from podway.plan.search import PlanOptions, search_train
-from podway.plan.serve import ENGINE_EFFICIENCY, Load, Precision, search_serve, weights_per_device
+from podway.plan.serve import Load, search_serve, weights_per_device
 from podway.plan.t5 import T5X_MATRIX_EFFICIENCY
 from podway.plan.training import BYTES, Program, Training
 
@@ -48,7 +50,8 @@ def constants(checks: Checks) -> str:
     used = {("matrix_efficiency", name): device_of(name).matrix_efficiency for name in COMPILER_RATES} | {
         ("t5x_matrix_efficiency", "v4"): T5X_MATRIX_EFFICIENCY,
         ("straggler_loss_per_doubling", "v5e"): STRAGGLER_LOSS_PER_DOUBLING,
-        ("engine_efficiency", "v6e"): ENGINE_EFFICIENCY,
+        ("host_seconds", "vllm"): HOST_SECONDS,
+        ("page_overhead", "vllm"): PAGE_OVERHEAD,
     }
     rows = [
         [name, generation, f"{fit:.3f}", f"{used[name, generation]:.3f}"]
@@ -301,15 +304,28 @@ def _lora(row: dict[str, str]) -> tuple[float, int | None, str]:
 
 
 def serving_section(checks: Checks) -> str:
-    """The serving roofline beside engines."""
-    rows = []
+    """The planned cost of a step beside engines, and the limit that none may beat."""
+    rows, beaten = [], []
     for one in serving():
         row = row_of("serving", one.row)
         unit = "ms/token" if row["tpot_ms"] else "requests/s"
-        reached = one.predicted / one.published if row["tpot_ms"] else one.published / one.predicted
-        name = one.row + ("*" if one.calibration else "")
-        rows.append([name, row["engine"], f"{one.published:g}", f"{one.predicted:.1f}", unit, f"{reached:.2f}"])
-    return table(["ROW", "ENGINE", "PUBLISHED", "ROOFLINE", "", "REACHED"], rows, right=(2, 3, 5))
+        limit = serving_limit(row) if row["tpot_ms"] else None
+        if limit is not None and one.published < limit:
+            beaten.append(one.row)
+        bound = "" if limit is None else f"{limit:.1f}"
+        rows.append(
+            [
+                _marked(one),
+                row["engine"],
+                f"{one.published:g}",
+                f"{one.predicted:.1f}",
+                unit,
+                f"{100 * one.error:+.0f}%",
+                bound,
+            ]
+        )
+    checks.append(("serving: no engine is faster than the limit", not beaten))
+    return table(["ROW", "ENGINE", "PUBLISHED", "PLANNED", "", "ERROR", "LIMIT"], rows, right=(2, 3, 5, 6))
 
 
 def speed_section(checks: Checks) -> str:

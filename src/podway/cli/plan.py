@@ -22,17 +22,18 @@ from podway.cli.plan_options import (
 from podway.cli.plan_report import model_line, serve_page, train_page
 from podway.errors import UserError
 from podway.model.families import find_model
+from podway.plan.engine_costs import Precision
 from podway.plan.explain import TOPICS, explain
 from podway.plan.finetune import DEFAULT_SEQUENCES, finetune_template
 from podway.plan.picking import nothing_serves, slices_named
 from podway.plan.plans import TrainPlan, notes_on
 from podway.plan.plot import check_path, draw
 from podway.plan.search import PlanOptions, Search, plan_train
-from podway.plan.serve import Load, Precision, search_serve
+from podway.plan.serve import Load, search_serve
 from podway.plan.t5 import T5_MODELS, search_t5
 from podway.quantities import format_number, parse_duration
 
-_STORED = {"bf16": "bfloat16", "int8": "int8", "fp8": "fp8", "int4": "int4"}
+_STORED = {"bf16": "bfloat16", "int8": "int8", "fp8": "fp8", "auto": "auto"}
 _plot = click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the plans (.png or .svg).")
 
 
@@ -152,15 +153,21 @@ def finetune(
 @click.option("--in", "prompt", type=int, default=1000, show_default=True, help="Tokens of a prompt.")
 @click.option("--out", "answer", type=int, default=250, show_default=True, help="Tokens of an answer.")
 @click.option("--rps", type=float, default=1.0, show_default=True, help="Requests a second.")
-@click.option("--ttft", metavar="TIME", help="Longest wait for the first token: 500ms.")
-@click.option("--tpot", metavar="TIME", help="Longest wait for each further token: 30ms.")
-@click.option("--weights", type=click.Choice(["bf16", "int8"]), default="bf16", show_default=True, help="Stored as.")
+@click.option("--ttft", metavar="TIME", help="Longest wait for the first token, of 99 in 100 requests: 500ms.")
+@click.option("--tpot", metavar="TIME", help="Longest wait for each further token, of 99 in 100 requests: 30ms.")
 @click.option(
-    "--kv",
-    type=click.Choice(["bf16", "int8", "fp8"]),
+    "--weights",
+    type=click.Choice(["bf16", "int8", "auto"]),
     default="bf16",
     show_default=True,
-    help="The cache is stored as.",
+    help="Stored as; auto: what is cheapest.",
+)
+@click.option(
+    "--kv",
+    type=click.Choice(["bf16", "int8", "fp8", "auto"]),
+    default="bf16",
+    show_default=True,
+    help="The cache is stored as; auto: what is cheapest.",
 )
 @showing_options
 def serve(
@@ -188,7 +195,7 @@ def serve(
         tpot=parse_duration(tpot, "--tpot") if tpot else None,
     )
     precision = Precision(weights=_STORED[weights], kv=_STORED[kv])
-    plans, rejected = search_serve(shape, load, candidates, precision, spot=spot)
+    plans, rejected = search_serve(shape, load, candidates, precision, spot=spot, simulate_best=True)
     if not plans:
         raise nothing_serves(model, rejected)
     if output == "json":

@@ -14,12 +14,13 @@ from podway.model.families import find_model
 from podway.model.flops import flops_per_token
 from podway.model.layout import MeshShape
 from podway.plan.chips import Device
+from podway.plan.engine_costs import Precision, engine_of
 from podway.plan.evidence_training import fit_rate, fitted_rate
 from podway.plan.memory import GIB
 from podway.plan.network import place
 from podway.plan.plans import TrainPlan, evaluate
 from podway.plan.published_rows import Row, is_calibration, row_of, rows_of
-from podway.plan.serve import Load, Precision, replica_rate, step_of
+from podway.plan.serve import Load, replica_rate, step_of, weights_per_device
 from podway.plan.steptime import step_time
 from podway.plan.t5 import T5_MODELS, T5X, evaluate_t5, t5_mesh, t5_time
 from podway.plan.training import MAXTEXT_2023, PROGRAMS, Adapters, Training
@@ -132,15 +133,16 @@ def _ranks(values: list[float]) -> list[float]:
 
 
 def serving() -> list[Comparison]:
-    """The roofline beside engines: milliseconds a token, or requests a second."""
+    """The cost of an engine's steps beside engines: milliseconds a token, or requests a second."""
     compared = []
     for row in rows_of("serving"):
         shape, slice, tensor = find_model(row["model"]), find_slice(row["slice"]), int(row["tensor"])
         load = Load(prompt=int(row["prompt"]), output=int(row["output"]), rate=1.0)
-        precision = Precision(weights=row["weights"])
+        precision = Precision(weights=row["weights"], kv=row["kv"])
         calibration = is_calibration("serving", row["row"])
         if row["tpot_ms"]:
-            step = step_of(shape, slice, tensor, load, precision, float(row["batch"]))
+            bare = row["engine"] == "decode loop"
+            step = step_of(shape, slice, tensor, load, precision, float(row["batch"]), bare=bare)
             compared.append(Comparison(row["row"], float(row["tpot_ms"]), 1e3 * step, calibration))
         else:
             rate = replica_rate(shape, slice, tensor, load, precision)
@@ -148,17 +150,21 @@ def serving() -> list[Comparison]:
     return compared
 
 
+def serving_limit(row: Row) -> float:
+    """Milliseconds a token that no engine can beat in the setting of a row."""
+    shape, tensor, batch = find_model(row["model"]), int(row["tensor"]), float(row["batch"])
+    weights = weights_per_device(shape, tensor, row["weights"])
+    engine = engine_of(shape, find_slice(row["slice"]), tensor, Precision(row["weights"], row["kv"]), weights)
+    return 1e3 * engine.limit_seconds(batch, batch * (int(row["prompt"]) + int(row["output"]) / 2))
+
+
 def fitted() -> dict[tuple[str, str], float]:
     """The calibrated constants as their rows give them: (constant, generation) -> value."""
     found: dict[tuple[str, str], float] = {}
-    reached: list[float] = []
     for one in rows_of("calibration"):
         key, row = (one["constant"], one["generation"]), row_of(one["table"], one["row"])
         if one["table"] == "serving":
-            pair = next(c for c in serving() if c.row == one["row"])
-            slower = pair.predicted / pair.published
-            reached.append(slower if row["tpot_ms"] else 1 / slower)
-            found[key] = sum(reached) / len(reached)
+            found |= _engine_constants()
         elif one["table"] == "training":
             found[key] = fitted_rate(one["generation"]) or 0.0
         elif one["constant"] in ("matrix_efficiency", "t5x_matrix_efficiency"):
@@ -168,6 +174,23 @@ def fitted() -> dict[tuple[str, str], float]:
             alone = plan.time.total - plan.time.straggler
             found[key] = (_published(row) / alone - 1) / log2(plan.slices)
     return found
+
+
+def _engine_constants() -> dict[tuple[str, str], float]:
+    """Seconds of the host and what a page costs, from the two rows that ask for both: a step is linear in them."""
+    asked = []
+    for one in (row for row in rows_of("serving") if is_calibration("serving", row["row"])):
+        load = Load(prompt=int(one["prompt"]), output=int(one["output"]), rate=1.0)
+        shape, slice, batch = find_model(one["model"]), find_slice(one["slice"]), float(one["batch"])
+        weights = weights_per_device(shape, int(one["tensor"]), one["weights"])
+        engine = engine_of(shape, slice, int(one["tensor"]), Precision(one["weights"], one["kv"]), weights, bare=True)
+        sizes = (batch, batch * (load.prompt + load.output / 2), batch * load.prompt / load.output, load.prompt)
+        alone = engine.seconds(*sizes)
+        page = engine._replace(page_overhead=1.0).seconds(*sizes) - alone
+        asked.append((float(one["tpot_ms"]) / 1e3 - alone, page))
+    (first, light), (second, heavy) = asked
+    overhead = (second - first) / (heavy - light)
+    return {("page_overhead", "vllm"): overhead, ("host_seconds", "vllm"): first - overhead * light}
 
 
 def _published(row: Row) -> float:

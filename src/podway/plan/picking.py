@@ -14,9 +14,10 @@ from podway.catalog.prices import price_of
 from podway.catalog.slices import Slice, all_slices, find_slice, slices_of
 from podway.errors import UserError
 from podway.model.families import find_model
+from podway.plan.engine_costs import Precision
 from podway.plan.finetune import DEFAULT_SEQUENCES, finetune_template
 from podway.plan.search import PlanOptions, plan_train
-from podway.plan.serve import Load, Precision, search_serve
+from podway.plan.serve import Load, search_serve
 from podway.plan.training import Adapters, Training
 
 

@@ -18,11 +18,26 @@ from podway.model.shape import ModelShape
 from podway.plan.chips import SUBLANES, Device
 from podway.plan.training import COMPUTE_BYTES, Training
 
-# Tiles of grouped products (`ragged_dot`) as libtpu 0.0.51 chooses them: 256 rows, all of the inner side, and as many columns, in
-# steps of 256, as keep a tile of the matrix below this many elements (forward and input gradient, weight gradient). Seen in
-# Mixtral's programs on v6e: (256, 4096, 4352), (256, 14336, 1280); (256, 4096, 1536), (256, 14336, 256).
-_TILE_ROWS = 256
-_TILE_ELEMENTS = (18_400_000, 6_400_000)
+
+class _Tiling(NamedTuple):
+    """How libtpu 0.0.51 cuts grouped products (`ragged_dot`): rows of a tile; steps of its other sides; elements of the rows' and
+    the matrix's tiles together, forward and for the input gradient; elements of a tile of the weight gradient."""
+
+    rows: int
+    step: int
+    forward: int
+    weight: int
+    widest: int = 1 << 20  # columns of a tile at most
+
+
+# As seen in Mixtral's programs. v5p: (128, 4096, 256), (128, 7936, 128), weight gradients (128, 3968, 128). v6e: (256, 4096, 4352),
+# (256, 14336, 1280), weight gradients (256, 4096, 1536), (256, 14336, 256). tpu7x: (256, 4096, 1024), (256, 11776, 256), weight
+# gradients (256, 4096, 256), (256, 5888, 256). v5e has v5p's; generations that were not compiled take them too.
+_TILINGS = {
+    "v5p": _Tiling(128, 128, 2_050_000, 512_000),
+    "v6e": _Tiling(256, 256, 22_050_000, 6_400_000, widest=4352),
+    "tpu7x": _Tiling(256, 256, 6_100_000, 1_515_000),
+}
 
 
 class Product(NamedTuple):
@@ -64,7 +79,7 @@ class Product(NamedTuple):
             if grouped:
                 tile = program.expert_tile if program else None
                 sides = (n, k) if place == 1 else (k, n)
-                padded = _padded(rows, sides, self.copies, tile, weight=place == 2)
+                padded = _padded(rows, sides, self.copies, tile or _tile(device.generation, sides, weight=place == 2))
             else:
                 padded = rows * k * n / device.tile_efficiency(*dims)
             work = 2.0 * padded / device.product_rate(kind)
@@ -73,15 +88,21 @@ class Product(NamedTuple):
         return total * self.copies
 
 
-def _padded(
-    rows: float, sides: tuple[int, int], groups: int, tile: tuple[int, int, int] | None, *, weight: bool
-) -> float:
+def _tile(generation: str, sides: tuple[int, int], *, weight: bool) -> tuple[int, int, int]:
+    """The tile that the compiler chooses: all of the inner side if it can be held, and then as many columns as can."""
+    found = _TILINGS.get(generation, _TILINGS["v5p"])
+    inner, columns = sides
+    room, rows = (found.weight, 0) if weight else (found.forward, found.rows)
+    deepest = room // (rows + found.step) // found.step * found.step
+    inside = min(inner, max(found.step, deepest))
+    across = max(found.step, (room // inside - rows) // found.step * found.step)
+    return found.rows, inside, min(across, found.widest, -(-columns // found.step) * found.step)
+
+
+def _padded(rows: float, sides: tuple[int, int], groups: int, tile: tuple[int, int, int]) -> float:
     """Multiplications of one group of a grouped product, as its tiles compute them: a tile of rows that two groups share is
     visited twice, and the last tile of the inner side and of the columns is computed whole."""
     inner, columns = sides
-    if tile is None:
-        most = _TILE_ELEMENTS[weight] // max(1, inner) // 256 * 256
-        tile = (_TILE_ROWS, inner, max(256, min(most, -(-columns // 256) * 256)))
     down, inside, across = tile
     visited = (ceil(rows * groups / down) + groups - 1) * down / groups
     return visited * ceil(inner / inside) * inside * ceil(columns / across) * across

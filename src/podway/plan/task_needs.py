@@ -21,9 +21,9 @@ from podway.catalog.slices import Slice
 from podway.errors import UserError
 from podway.model.families import find_model
 from podway.model.layout import MeshShape, parse_mesh
+from podway.plan.engine_costs import Precision
 from podway.plan.picking import Needs
 from podway.plan.plans import evaluate
-from podway.plan.serve import Precision
 from podway.plan.training import Adapters, Training
 from podway.task.task import LocalDir, Task
 from podway.task.yamlfile import Mapping as YamlMapping
