@@ -10,6 +10,7 @@ Such packages are looked for when a name is not one of Podway's own, or when all
 nothing: its name is an error of one line (`broken_rows`), and everything else goes on.
 """
 
+import os
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
@@ -124,6 +125,12 @@ def provider_words() -> list[str]:
 def simulated_names() -> list[str]:
     """Podway's own simulated providers: what a task is given that names none, where no real one is set up."""
     return [row.name for row in _OWN.values() if row.simulated]
+
+
+def provider_environment() -> dict[str, dict[str, str | None]]:
+    """By provider, the variables it reads and what this process has for them."""
+    rows = provider_rows().values()
+    return {row.name: {name: os.environ.get(name) for name in row.variables} for row in rows if row.variables}
 
 
 def broken_rows() -> dict[str, str]:

@@ -116,8 +116,6 @@ def env() -> None:
     running = _running()
     for name, value in running.environment(_place()).items():
         click.echo(f"export {name}={shlex.quote(value)}")
-    if (home() / "server.json").exists():
-        click.echo("# A Podway server runs already and keeps the environment it was started with: podway server stop")
 
 
 @command.command()

@@ -94,6 +94,7 @@ class Client:
 
     def preview(self, request: LaunchRequest) -> api.PreviewReply:
         """What a launch would do: the offers, the chosen one, and the exact request."""
+        self._connection.match_environment()
         return self._call("POST", "/v1/preview", api.PreviewReply, request)
 
     def launch(
@@ -114,6 +115,7 @@ class Client:
         name = request.options.cluster or default_name(os.environ.get("USER", ""))
         options = msgspec.structs.replace(request.options, cluster=name)
         request = msgspec.structs.replace(request, options=options, request_id=request.request_id or _request_id())
+        self._connection.match_environment()
         return self._call("POST", "/v1/launch", api.LaunchReply, request)
 
     def exec(

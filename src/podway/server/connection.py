@@ -49,6 +49,18 @@ class ServerConnection:
         other._place, other._known = self._place, self._known
         return other
 
+    def match_environment(self) -> None:
+        """Before a launch: this machine's own server has the settings for providers that this process has."""
+        if self._fixed or self.closed or (self._place / "remote.json").exists():
+            return
+        from podway.server.environment import match_environment  # few commands launch
+
+        def providers_in_use() -> set[str]:
+            return {cluster.order.provider for cluster in self.call("GET", "/v1/clusters", api.ClustersReply).clusters}
+
+        if match_environment(self._place, providers_in_use):
+            self._known = None
+
     def close(self) -> None:
         """End every open request; its reader gets `ClientClosed`."""
         self.closed = True

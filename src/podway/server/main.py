@@ -35,8 +35,10 @@ from podway.control.store import open_store, sqlite_url
 from podway.control.vault import SecretVault
 from podway.control.verbs import Control
 from podway.errors import UserError
+from podway.files import write_atomically
 from podway.home import home
 from podway.hosts.blobs import BlobStore
+from podway.provider_table import provider_environment
 from podway.providers import ProviderSet
 from podway.server.app import make_app
 from podway.server.notify import LiveRows, Notifier
@@ -82,6 +84,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--db", default="")
     parser.add_argument("--foreground", action="store_true")
+    parser.add_argument("--started-by-command", action="store_true")  # which may restart it with other settings
     return parser.parse_args(argv)
 
 
@@ -131,7 +134,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     server = uvicorn.Server(config)
     background = (reconciler.run(), keep_tidy(store, blobs, archive), orphans.keep_scanning(), tokens.keep_fresh())
     async with _background(*background):
-        _announce(place, options.host, listener.getsockname()[1], token)
+        _announce(place, options, listener.getsockname()[1], token)
         await server.serve(sockets=[listener])
 
 
@@ -160,16 +163,18 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announce(place: Path, host: str, port: int, token: str) -> None:
-    """Nothing is there until its rename: a CLI never reads half a file."""
-    if host in ("0.0.0.0", "::"):
-        host = "127.0.0.1"
-    temp = place / f"server.json.{os.getpid()}"
-    data = {"url": f"http://{host}:{port}", "token": token, "pid": os.getpid(), "version": __version__}
-    descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(data, file)
-    temp.replace(place / "server.json")
+def _announce(place: Path, options: argparse.Namespace, port: int, token: str) -> None:
+    """Say where it is, once it listens: a CLI that waits for it reads this file, and never half of it."""
+    host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
+    data = {
+        "url": f"http://{host}:{port}",
+        "token": token,
+        "pid": os.getpid(),
+        "version": __version__,
+        "started_by_command": options.started_by_command,
+        "environment": provider_environment(),
+    }
+    write_atomically(place / "server.json", json.dumps(data).encode(), mode=0o600)
 
 
 def _log_to(path: Path, foreground: bool) -> None:

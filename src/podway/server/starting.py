@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,14 +17,21 @@ from podway.errors import UserError
 START_TIMEOUT_S = 30.0
 
 
-def start_server(place: Path) -> None:
-    """Start this machine's server and wait until it is ready; two at once start one."""
+def start_server(place: Path, keep: Mapping[str, Mapping[str, str | None]] | None = None) -> None:
+    """Start this machine's server and wait until it is ready; two at once start one.
+
+    `keep`: variables of providers (by provider) that stay as they were, whatever this process has.
+    """
     before = _stamp(place)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or value}
+    for variables in (keep or {}).values():
+        for name, value in variables.items():
+            environment.pop(name, None)
+            environment |= {name: value} if value is not None else {}
     with open(place / "server.out", "ab") as out:
         said_before = out.tell()
         child = subprocess.Popen(
-            [sys.executable, "-m", "podway.server.main"],
+            [sys.executable, "-m", "podway.server.main", "--started-by-command"],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -93,7 +93,7 @@ class GcpProvider:
             raise ProviderError(f"what {request.name} was before is still being deleted")
         listing = await self._look(request.name, record, recent=True)
         if record is None or (record.request != request and not listing.resources and record.zone is None):
-            record = self.records.begin(request)
+            record = self.records.begin(request, self.account.settings.endpoint)
         record = await self._note_failed_operations(record, listing)
         state = judge(listing.resources, record)
         if state.surplus:
@@ -218,6 +218,8 @@ class GcpProvider:
 
         `recent`: what was seen a moment ago will do, once.
         """
+        if record is not None:
+            self._check_same_cloud(record)
         at, last = self._looks.get(name, (0.0, None))
         age = time.monotonic() - at
         if last is not None and not everywhere and age < _patience(record, last):
@@ -240,6 +242,14 @@ class GcpProvider:
         seen = Listing(resources=mine, unreachable=listing.unreachable)
         self._looks[name] = (time.monotonic(), seen)
         return seen
+
+    def _check_same_cloud(self, record: ClusterRecord) -> None:
+        """A cluster of another project, or of an emulator, is not gone because it is not seen in this one."""
+        here = (self.account.project, self.account.settings.endpoint)
+        there = (record.project, here[1] if record.endpoint == "" else record.endpoint)
+        if there != here:
+            made, ours = (f"{project} at {endpoint or 'Google Cloud'}" for project, endpoint in (there, here))
+            raise ProviderError(f"{record.request.name} was made in {made}, and this server is set to {ours}")
 
     def _look_at_all(self) -> Listing:
         resources: list[Resource] = []

@@ -30,9 +30,10 @@ class ClusterRecords:
         except FileNotFoundError:
             return None
 
-    def begin(self, request: Request) -> ClusterRecord:
+    def begin(self, request: Request, endpoint: str | None) -> ClusterRecord:
         """A new record, before anything is asked for."""
-        return self.write(ClusterRecord(request=request, nonce=secrets.token_hex(8), began=time.time()))
+        began = ClusterRecord(request=request, nonce=secrets.token_hex(8), began=time.time(), endpoint=endpoint)
+        return self.write(began)
 
     def change(self, record: ClusterRecord, **changes: Any) -> ClusterRecord:
         """A new value of it, written."""

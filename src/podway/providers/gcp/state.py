@@ -86,6 +86,12 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[Host, ...] = ()
     halted: bool = False  # stopped by us
     ending: bool = False
+    endpoint: str | None = ""  # of the emulator that it was begun in; None: Google Cloud itself; "": not known
+
+    @property
+    def project(self) -> str:
+        """The project that the request names."""
+        return self.request.steps[0].target.split("/")[1] if self.request.steps else ""
 
     @property
     def zones(self) -> tuple[str, ...]:
