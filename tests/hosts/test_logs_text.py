@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podway.hosts.logs.text import RESET, display, group_prefix, host_name, is_blank, mask, prefix, ranges, strip_ansi
+from podway.hosts.logs.text import display, group_prefix, host_name, is_blank, mask, prefix, ranges
+from podway.terminal import RESET, strip_ansi
 
 
 @pytest.mark.parametrize(

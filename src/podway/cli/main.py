@@ -100,16 +100,13 @@ def _usage_hint(error: click.UsageError) -> str:
 
 
 def _complain(what: str, hint: str) -> None:
+    from podway.terminal import visible, visible_lines  # only an error needs it
+
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     label = click.style("Error:", fg="red", bold=True) if colour else "Error:"
-    _say(f"{label} {_visible(what)}")
+    _say(f"{label} {visible_lines(what)}")
     for line in hint.split("\n") if hint else ():
-        _say(f"  {_visible(line)}")
-
-
-def _visible(text: str) -> str:
-    """With control characters escaped: what a file holds must not steer the terminal it is quoted on."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+        _say(f"  {visible(line)}")
 
 
 def _say(text: str) -> None:

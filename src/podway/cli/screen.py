@@ -12,6 +12,8 @@ from typing import Literal, Self, TextIO
 
 import click
 
+from podway.terminal import safe_lines, visible
+
 STEP, DONE, MORE, LAST = "⚙︎", "✓", "├──", "└──"
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PERIOD_S = 0.1
@@ -44,10 +46,11 @@ class Screen:
             self._thread.join()
 
     def line(self, text: str = "") -> None:
-        """One or more whole lines."""
+        """One or more whole lines; whoever wrote them, they steer no terminal."""
+        shown = safe_lines(text, colour=self.colour)
         with self._lock:
             clear = _CLEAR if self._waiting else ""
-            self.stream.write(f"{clear}{text}\n")
+            self.stream.write(f"{clear}{shown}\n")
             self.stream.flush()
 
     def step(self, text: str) -> None:
@@ -70,7 +73,7 @@ class Screen:
             if self._waiting and not text:
                 self.stream.write(_CLEAR)
                 self.stream.flush()
-            self._waiting = text
+            self._waiting = visible(text)
         if text and self._thread is None:
             self._thread = threading.Thread(target=self._spin, daemon=True)
             self._thread.start()

@@ -6,6 +6,8 @@ Plain string work, so that drawing a table costs no import worth measuring.
 import unicodedata
 from collections.abc import Collection, Sequence
 
+from podway.terminal import visible
+
 _PAD = "  "
 
 
@@ -25,10 +27,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Colle
 
 
 def _cell(value: object) -> str:
-    text = "-" if value is None else str(value)
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "-" if value is None else visible(str(value))
 
 
 def _width(text: str) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from podway.control.fleet import Fleet, HostSession
 from podway.control.records import Job
 from podway.errors import ProviderError
+from podway.terminal import safe_line
 
 CHUNK = 1 << 20
 AT_ONCE = 8
@@ -110,7 +111,8 @@ class Archive:
                 with path.open("rb") as file:
                     file.seek(max(0, path.stat().st_size - 16384))
                     text = file.read().decode("utf-8", "replace")
-                return "\n".join(line.rsplit("\r", 1)[-1] for line in text.replace("\r\n", "\n").splitlines()[-lines:])
+                shown = text.replace("\r\n", "\n").rstrip("\n").split("\n")[-lines:]
+                return "\n".join(safe_line(line.rsplit("\r", 1)[-1]) for line in shown)
         return ""
 
 

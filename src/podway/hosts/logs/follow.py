@@ -24,7 +24,7 @@ from podway.hosts.logs.cursor import Cursor
 from podway.hosts.logs.lines import BAR_S, Line, LineSource
 from podway.hosts.logs.merge import Merger
 from podway.hosts.logs.render import Chunk, Options, Renderer
-from podway.hosts.logs.text import display, mask, prefix, strip_ansi
+from podway.hosts.logs.text import display, mask, prefix
 
 __all__ = [
     "Chunk",
@@ -41,7 +41,6 @@ __all__ = [
     "follow",
     "mask",
     "prefix",
-    "strip_ansi",
 ]
 
 WAIT_S = 10.0  # how long a feed may wait for output before it answers that there is none

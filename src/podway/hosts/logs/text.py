@@ -5,35 +5,13 @@ everything that moves the cursor or steers the terminal goes, bytes that are no 
 `group_prefix` name the ranks that printed a line, and `mask` hides secret values.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 
 from podway.hosts.agent.mask import Masker, patterns
+from podway.terminal import RESET, safe_line, strip_ansi
 
 RUN = "run"
-RESET = "\x1b[0m"
 _TINT = "\x1b[36m"
-
-# ECMA-48: CSI = ESC [ parameters intermediates final; OSC, DCS, SOS, PM and APC are strings up to BEL or ST; the rest are
-# ESC intermediates final. A CSI cut off by the end of the line goes too; a string without its end loses its introducer only,
-# so that stray bytes do not swallow the rest of a line.
-_ESCAPE = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*(?:[@-~]|$)"
-    r"|[\]PX^_](?:[^\x07\x1b]*(?:\x07|\x1b\\))?"
-    r"|[ -/]*(?:[0-Z\\`-~]|$)"
-    r"|)"
-)
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-# Left after that: a NUL and the C1 controls (a terminal may take U+009B for ESC [) are no text; the other C0 controls
-# move the cursor or ring the bell. The tab stays.
-_NO_TEXT = re.compile(r"[\x00\x80-\x9f]")
-_STEERING = re.compile(r"[\x01-\x08\x0a-\x1f\x7f\u2028\u2029]")
-_STEERING_BUT_ESCAPE = re.compile(r"[\x01-\x08\x0a-\x1a\x1c-\x1f\x7f\u2028\u2029]")
-
-
-def strip_ansi(text: str) -> str:
-    """The text without any escape sequence."""
-    return _ESCAPE.sub("", text) if "\x1b" in text else text
 
 
 def is_blank(update: bytes) -> bool:
@@ -45,16 +23,7 @@ def is_blank(update: bytes) -> bool:
 
 def display(raw: bytes, colour: bool = False) -> str:
     """The bytes of one line as text that changes nothing but its own line; never raises."""
-    text = raw.decode("utf-8", "replace")
-    if text.isprintable():  # almost every line
-        return text
-    if not colour:
-        return _NO_TEXT.sub("\ufffd", _STEERING.sub("", strip_ansi(text)))
-    if "\x1b" in text:
-        text = _ESCAPE.sub(lambda found: found[0] if _COLOUR.fullmatch(found[0]) else "", text)
-        if "\x1b" in text:
-            text += RESET  # a colour left on would run into the next line
-    return _NO_TEXT.sub("\ufffd", _STEERING_BUT_ESCAPE.sub("", text))
+    return safe_line(raw.decode("utf-8", "replace"), colour=colour)
 
 
 def prefix(kind: str, rank: int, hosts: int, pid: int | None, ip: str = "", name: str = "") -> str:
