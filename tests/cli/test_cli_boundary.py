@@ -48,7 +48,7 @@ def test_unknown_option_names_the_nearest_and_the_way_out(run: Run) -> None:
     assert "'--clustr'" in result.err
     assert "Did you mean '--cluster'?" in result.err
     result = run("exec", "demo", "python", "x.py", "--lr", "1")
-    assert "  if --lr belongs to the command to run: quote that command, or put it after --\n" in result.err
+    assert "  if --lr belongs to the command to run, quote that command or put it after --\n" in result.err
 
 
 def test_missing_argument_shows_the_usage(run: Run) -> None:
@@ -79,7 +79,7 @@ def test_interrupt_without_a_job(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("podway.server.client.Client.overview", interrupted)
     result = run("status")
     assert result.code == 130
-    assert result.err == "\nInterrupted. What was already asked for goes on; see it with: podway status\n"
+    assert result.err == "\nInterrupted. What was already requested continues; see: podway status\n"
 
 
 def test_ctrl_c_while_watching_leaves_the_job(home: Path, stub: Stub) -> None:
@@ -93,7 +93,7 @@ def test_ctrl_c_while_watching_leaves_the_job(home: Path, stub: Stub) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert err == "\nJob 3 goes on. Follow it: podway logs demo 3   Cancel it: podway cancel demo 3\n"
+    assert err == "\nJob 3 keeps running. Follow it: podway logs demo 3   Cancel it: podway cancel demo 3\n"
     assert stub.asked("POST", "/v1/clusters/demo/cancel") == []
 
 
@@ -120,7 +120,7 @@ def test_a_terminal_that_cannot_show_a_character(home: Path, stub: Stub) -> None
     process = podway_process("down", "demo", stdout=subprocess.PIPE, env=environment)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")
-    assert out == "? Cluster demo is gone: nothing of it is left.\n"
+    assert out == "? Cluster demo is deleted.\n"
 
 
 def test_colour_on_a_terminal_unless_it_is_not_wanted(home: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:

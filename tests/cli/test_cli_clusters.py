@@ -22,13 +22,13 @@ def three(stub: Stub) -> Stub:
 def test_down_waits_until_nothing_is_left(run: Run, three: Stub) -> None:
     result = run("down", "exp-*", "-y")
     assert result.code == 0
-    assert result.out.splitlines() == [f"✓ Cluster exp-{n} is gone: nothing of it is left." for n in (1, 2)]
+    assert result.out.splitlines() == [f"✓ Cluster exp-{n} is deleted." for n in (1, 2)]
     assert three.clusters["exp-1"].state == "GONE"
     assert three.clusters["other"].state == "UP"
 
 
 def test_all_of_them(run: Run, three: Stub) -> None:
-    assert run("down", "--all").out.count("is gone") == 3
+    assert run("down", "--all").out.count("is deleted") == 3
 
 
 @pytest.mark.parametrize("verb", ["stop", "start", "down"])
@@ -45,7 +45,7 @@ def test_names_or_all_but_one_of_them(run: Run, three: Stub, verb: str) -> None:
 def test_an_unknown_name_does_not_keep_the_others(run: Run, three: Stub) -> None:
     result = run("down", "-y", "exp-1", "nope", "other", "nada-*")
     assert result.code == 1
-    assert result.out.count("is gone: nothing of it is left") == 2
+    assert result.out.count("is deleted") == 2
     assert "there is no cluster 'nope'" in result.err and "there is no cluster 'nada-*'" in result.err
     assert [name for name in three.clusters if three.asked("DELETE", f"/v1/clusters/{name}")] == ["exp-1", "other"]
     assert run("stop", "exp-2", "nope").code == run("start", "exp-2", "nope").code == 1
@@ -92,23 +92,23 @@ def test_a_cluster_made_anew_meanwhile_is_not_waited_for(run: Run, three: Stub) 
         return answer
 
     three.move = replaced  # type: ignore[method-assign,assignment]
-    assert run("down", "exp-1").out == "✓ Cluster exp-1 is gone: nothing of it is left.\n"
+    assert run("down", "exp-1").out == "✓ Cluster exp-1 is deleted.\n"
 
 
 def test_a_terminal_is_asked(home: Path, three: Stub) -> None:
     code, shown = on_terminal("down", "exp-*", typed="n\n")
     assert code == 1
-    assert "Terminating 2 cluster(s): exp-1, exp-2. Proceed? [Y/n]: " in shown
+    assert "Deleting 2 cluster(s): exp-1, exp-2. Proceed? [Y/n]: " in shown
     assert three.clusters["exp-1"].state == "UP"
     code, shown = on_terminal("down", "exp-1", typed="\n")
     assert code == 0
-    assert "Cluster exp-1 is gone" in shown
+    assert "Cluster exp-1 is deleted" in shown
 
 
 def test_autostop(run: Run, three: Stub) -> None:
-    assert run("autostop", "other").out == "Cluster other will be stopped after 5m without a job.\n"
+    assert run("autostop", "other").out == "Cluster other will be stopped after 5m of idle time.\n"
     assert run("autostop", "other", "-i", "90", "--down").out == (
-        "Cluster other will be taken down after 1h 30m without a job.\n"
+        "Cluster other will be taken down after 1h 30m of idle time.\n"
     )
     assert run("autostop", "other", "--cancel").out == "Cluster other stays up until you stop it.\n"
     assert three.asked("POST", "/v1/clusters/other/autostop") == [
@@ -142,9 +142,9 @@ def test_orphans_are_shown_and_purged(run: Run, stub: Stub) -> None:
     shown = run("status", "--refresh").out
     assert "nodes/lost-1" in shown and "gcp/us-east5-b" in shown and "podway down --purge" in shown
     result = run("down", "--purge", "-y")
-    assert result.code == 0 and "Deleted 1 resource; nothing is left." in result.out
-    assert run("down", "--purge", "-y").out == "No resource is without its cluster.\n"
-    assert "give no names with it" in run("down", "--purge", "demo").err
+    assert result.code == 0 and "Deleted 1 resource; none are left." in result.out
+    assert run("down", "--purge", "-y").out == "No orphaned resources.\n"
+    assert "use it without names" in run("down", "--purge", "demo").err
 
 
 def test_purge_asks_first(stub: Stub) -> None:
@@ -159,7 +159,7 @@ def test_a_deletion_that_fails_is_told_while_it_goes_on(run: Run, three: Stub) -
     three.later_events["exp-1"] = [error]
     result = run("down", "exp-1", "-y")
     assert result.code == 0
-    assert "├── exp-1: PERMISSION_DENIED: no (trying again; Ctrl-C leaves it to the server)" in result.out
+    assert "├── exp-1: PERMISSION_DENIED: no (retrying; after Ctrl-C the server goes on)" in result.out
 
 
 def test_cost_counts_orphans(stub: Stub) -> None:

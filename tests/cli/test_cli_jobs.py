@@ -86,14 +86,14 @@ def test_cancel_waits_and_says_that_nothing_is_left(run: Run, stub: Stub) -> Non
     stub.add(records.cluster())
     running, waiting = records.job(1, state="RUNNING", ended=None), records.job(2, state="PENDING", ended=None)
     stub.jobs["demo"] = [running, waiting, records.job(3)]
-    assert run("cancel", "demo").out == "✓ Job 1 is cancelled: nothing of it runs any more.\n"
-    assert run("cancel", "demo").out == "✓ Job 2 is cancelled: nothing of it runs any more.\n"
+    assert run("cancel", "demo").out == "✓ Job 1 was cancelled; all its processes have ended.\n"
+    assert run("cancel", "demo").out == "✓ Job 2 was cancelled; all its processes have ended.\n"
     assert run("cancel", "demo").out == "No job to cancel on cluster demo.\n"
     assert run("cancel", "demo", "3").out == "No job to cancel on cluster demo.\n"
     stub.jobs["demo"] = [running, waiting]
-    assert run("cancel", "demo", "-a", "-y").out.count("is cancelled") == 2
+    assert run("cancel", "demo", "-a", "-y").out.count("was cancelled") == 2
     stub.jobs["demo"] = [running, waiting]
-    assert run("cancel", "demo", "2", "1").out.count("is cancelled") == 2
+    assert run("cancel", "demo", "2", "1").out.count("was cancelled") == 2
 
 
 def test_cancel_usage(run: Run, stub: Stub) -> None:
@@ -163,4 +163,4 @@ def test_ssh_to_a_host_of_another_machine(run: Run, demo: Stub, executed: list[A
 
 def test_ssh_without_ssh(run: Run, demo: Stub) -> None:
     demo.shell = ShellReply(argv=["no-such-ssh", "host"], env={}, cwd=None)
-    assert run("ssh", "demo").err.startswith("Error: no-such-ssh is not installed here\n")
+    assert run("ssh", "demo").err.startswith("Error: no-such-ssh is not installed on this machine\n")

@@ -84,7 +84,7 @@ def test_failure_names_the_rank_and_shows_its_last_lines(run: Run, stub: Stub) -
     assert result.code == 100
     assert (
         "ERROR: Job 1 failed: run on worker2 (rank 2, 127.20.0.3) exited with code 7 (status: FAILED)\n"
-        "Its last lines:\n  oh\n  no\n" in result.out
+        "Last lines of output:\n  oh\n  no\n" in result.out
     )
 
 
@@ -146,7 +146,7 @@ def test_an_existing_cluster_is_used_and_the_queue_told(run: Run, stub: Stub) ->
     stub.frames = GOOD[5:]
     result = run("launch", "-c", "demo", "true")
     assert result.out.startswith(
-        "⚙︎ Using the existing cluster demo.\n⚙︎ Job submitted, ID: 3\n├── Waiting for 1 job ahead of it.\n└── Job started."
+        "⚙︎ Using the existing cluster demo.\n⚙︎ Job submitted, ID: 3\n├── Waiting for 1 job ahead of this one.\n└── Job started."
     )
 
 
@@ -343,10 +343,10 @@ def test_where_and_how_long_to_try(run: Run, stub: Stub) -> None:
     [
         (("--valid-until", "soon"), "--valid-until 'soon' is not a duration"),
         (("--valid-until", "0h"), "--valid-until '0h' is not a duration"),
-        (("--infra", "gcp/us-east5", "--zone", "us-east5-b"), "--infra gcp/us-east5 names a place"),
+        (("--infra", "gcp/us-east5", "--zone", "us-east5-b"), "--infra gcp/us-east5 names a location"),
         (("--zone", "us-east5-b", "--region", "us-west1"), "us-east5-b is not in the region us-west1"),
         (("--model", "llama3-8b"), "--model is for --tpus auto"),
-        (("--tpus", "auto"), "names a model"),
+        (("--tpus", "auto"), "model name"),
     ],
 )
 def test_mistakes_about_the_place_are_told(run: Run, stub: Stub, words: tuple[str, ...], what: str) -> None:
@@ -359,7 +359,7 @@ def test_a_slice_is_picked_for_the_model(run: Run, stub: Stub) -> None:
     result = run("launch", "-y", "-c", "demo", "--tpus", "auto", "podway serve llama3-8b")
     assert result.code == 0
     chosen = stub.asked("POST", LAUNCH)[0]["task"]["resources"][0]["accelerator"]["type"]
-    assert f"Chosen to serve llama3-8b: {chosen}." in result.err
+    assert f"Chosen slice to serve llama3-8b: {chosen}." in result.err
 
 
 def test_a_step_that_cannot_fit_is_told_before_anything_is_made(run: Run, stub: Stub) -> None:

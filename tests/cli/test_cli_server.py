@@ -53,8 +53,8 @@ def test_login_where_nobody_answers(run: Run, home: Path) -> None:
 
 
 def test_login_without_a_token(run: Run) -> None:
-    assert run("login", "http://127.0.0.1:1").err.startswith("Error: there is no token\n")
-    assert run("login", "http://127.0.0.1:1", typed="é\n").err.startswith("Error: there is no token\n")
+    assert run("login", "http://127.0.0.1:1").err.startswith("Error: no token given\n")
+    assert run("login", "http://127.0.0.1:1", typed="é\n").err.startswith("Error: no token given\n")
 
 
 def test_addresses(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,7 +62,7 @@ def test_addresses(capsys: pytest.CaptureFixture[str]) -> None:
     assert checked_url("localhost:8080") == "http://localhost:8080"
     assert capsys.readouterr().err == ""
     assert checked_url("http://far:80/base/") == "http://far:80/base"
-    assert "your token can be read on the way" in capsys.readouterr().err
+    assert "can read your token" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_any_text_is_an_address_or_a_mistake(text: str) -> None:
 
 def test_server_status_and_stop_when_none_runs(run: Run, home: Path) -> None:
     result = run("server", "status")
-    assert (result.code, result.out.partition(";")[0]) == (3, "No Podway server runs for this machine")
+    assert (result.code, result.out.partition(";")[0]) == (3, "No Podway server is running on this machine")
     assert json.loads(run("server", "status", "-o", "json").out) == {
         "running": False,
         "url": None,
         "team": False,
         "info": None,
     }
-    assert run("server", "stop").out == "No Podway server runs for this machine.\n"
+    assert run("server", "stop").out == "No Podway server is running on this machine.\n"
     assert run("server", "logs").code == 1
     (home / "server.json").write_text("{half")
     assert run("server", "status").code == 3
@@ -102,7 +102,7 @@ def test_server_status_when_one_runs(run: Run, stub: Stub) -> None:
         "PID      4000000",
         "YOU      ada (administrator)",
     ]
-    assert run("server", "start").out == "The Podway server runs (pid 4000000).\n"
+    assert run("server", "start").out == "The Podway server is running (pid 4000000).\n"
 
 
 def test_server_logs(run: Run, home: Path) -> None:
@@ -129,7 +129,7 @@ def test_tokens(run: Run, stub: Stub) -> None:
     result = run("server", "token", "bob", "--admin")
     assert (result.code, result.out) == (0, "pw_new\n")
     assert stub.asked("POST", "/v1/tokens") == [{"user": "bob", "admin": True}]
-    assert run("server", "users").out == "No tokens yet; make one with: podway server token USER\n"
+    assert run("server", "users").out == "No tokens yet; create one with: podway server token USER\n"
     stub.users = [UserView(user="bob", admin=False, created=0.0)]
     assert run("server", "users").out.splitlines()[1].split()[:2] == ["bob", "user"]
     assert json.loads(run("server", "users", "-o", "json").out)[0]["user"] == "bob"

@@ -43,7 +43,7 @@ def test_status_by_name_and_pattern(run: Run, stub: Stub) -> None:
     names = [row["name"] for row in json.loads(run("status", "exp-*", "-o", "json").out)]
     assert names == ["exp-1", "exp-2"]
     assert run("status", "-v", "other").out.count("\n") == 2
-    assert "No resource is without its cluster." in run("status", "-r", "other").out
+    assert "No orphaned resources." in run("status", "-r", "other").out
     result = run("status", "exp-1", "nope")
     assert result.code == 1
     assert result.err == "Error: there is no cluster 'nope'\n  existing clusters: exp-1, exp-2, other\n"

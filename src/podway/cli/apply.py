@@ -1,4 +1,4 @@
-"""`podway apply -f FILE`: a launch, for people who come from dstack. The run's name is the cluster's name."""
+"""`podway apply -f FILE`: a launch, for dstack users. The run's name is the cluster's name."""
 
 import sys
 
@@ -18,7 +18,7 @@ from podway.task.read import read_task, read_task_text
 @click.argument("arguments", nargs=-1, metavar="[-- ARGS]...")
 @cluster_option
 @task_options
-@click.option("--dryrun", is_flag=True, help="Print the request that would be sent, as JSON, and do nothing.")
+@click.option("--dryrun", is_flag=True, help="Print the request as JSON without sending it.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the job is submitted.")
 @yes_option
 @output_option

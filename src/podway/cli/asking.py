@@ -1,4 +1,4 @@
-"""Questions to the person at the terminal. Where there is none, the command was meant as it was typed and goes on."""
+"""Confirmation at a terminal. Without a terminal the command proceeds as typed."""
 
 import sys
 
@@ -6,7 +6,7 @@ import click
 
 
 def proceed(question: str, *, yes: bool) -> None:
-    """Ask `question` (on stderr: stdout may be somebody's data); `no` ends the command with nothing done."""
+    """Ask `question` on stderr, since stdout may be piped; `no` aborts the command."""
     if yes or not sys.stdin.isatty():
         return
     if not click.confirm(f"{question} Proceed?", default=True, err=True):

@@ -1,4 +1,4 @@
-"""`podway cancel`: end jobs, and return when nothing of them is left on any host."""
+"""`podway cancel`: end jobs, and return when all their processes have ended on every host."""
 
 import click
 
@@ -18,7 +18,7 @@ WAIT_S = 30.0  # how long one question to the server may take; it is asked again
 @click.option("-a", "--all", "every", is_flag=True, help="All jobs that have not ended.")
 @yes_option
 def command(cluster: str, jobs: tuple[int, ...], every: bool, yes: bool) -> None:
-    """Cancel jobs, and wait until nothing of them is left.
+    """Cancel jobs, and wait until all their processes have ended.
 
     JOBS are numbers as `podway queue` shows them; without any, the latest job that runs.
     """
@@ -41,7 +41,7 @@ def command(cluster: str, jobs: tuple[int, ...], every: bool, yes: bool) -> None
 
 
 def _latest(jobs: list[JobView]) -> tuple[int, ...]:
-    """The latest that runs; if none runs, the latest that waits."""
+    """The latest that is running, or else the latest that is queued."""
     running = [job.number for job in jobs if job.state in ACTIVE]
     waiting = [job.number for job in jobs if job.state not in ENDED]
     return tuple((running or waiting)[-1:])
@@ -56,5 +56,5 @@ def _ended(client: Client, cluster: str, number: int) -> JobView:
 
 def _outcome(job: JobView) -> str:
     if job.state == "CANCELLED":
-        return f"Job {job.number} is cancelled: nothing of it runs any more."
-    return f"Job {job.number} had ended before it could be cancelled (status: {job.state})."
+        return f"Job {job.number} was cancelled; all its processes have ended."
+    return f"Job {job.number} ended before it could be cancelled (status: {job.state})."

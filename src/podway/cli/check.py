@@ -1,4 +1,4 @@
-"""`podway check FILE`: the task as understood, or where the file is wrong. Nothing is started."""
+"""`podway check FILE`: the task as Podway reads it, or the mistakes in it. Nothing is started."""
 
 import sys
 

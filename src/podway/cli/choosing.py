@@ -44,7 +44,7 @@ def matching(clusters: Sequence[ClusterView], patterns: Sequence[str]) -> list[C
 
 
 def chosen(client: Client, names: Sequence[str], *, every: bool) -> Selection:
-    """What the command is about; naming nothing, or both names and --all, is a usage error. All wrong is an error."""
+    """The clusters a command is about; no names, or both names and --all, is a usage error. All wrong is an error."""
     if bool(names) == every:
         raise click.UsageError(
             "Give the names of clusters, or --all." if not names else "Give names or --all, not both."
@@ -67,7 +67,7 @@ def raise_all(failures: Sequence[UserError]) -> None:
 def for_each(
     chosen: Selection, act: Callable[[str], ClusterView], client: Client, goal: str, doing: str, done: str
 ) -> None:
-    """Ask for it on all clusters at once, then wait until each is in the state `goal`. One that cannot stops no other."""
+    """Do it on all clusters at once, then wait until each is in the state `goal`. A failure does not stop the others."""
     failures = list(chosen.mistakes)
     asked: list[ClusterView] = []
     for cluster in chosen.clusters:
@@ -87,7 +87,7 @@ def for_each(
 
 
 def until(client: Client, asked: ClusterView, goal: str, screen: Screen) -> None:
-    """Return when the cluster is in the state `goal`, or is not the one that was asked any more; tell what goes wrong."""
+    """Return when the cluster is in the state `goal`, or has been replaced by another; show what goes wrong."""
     pause, most = _POLL_S
     told = max((event.id for event in client.events(asked.name)), default=0)
     while True:
@@ -95,12 +95,12 @@ def until(client: Client, asked: ClusterView, goal: str, screen: Screen) -> None
         if cluster.id != asked.id or cluster.state == goal:
             return
         if cluster.state == "GONE" or cluster.goal != asked.goal:
-            why = cluster.reason or "it was changed by another command"
+            why = cluster.reason or "another command changed it"
             raise UserError(f"cluster {cluster.name} is {cluster.state}: {why}", f"see: podway status {cluster.name}")
         for event in client.events(asked.name, after=told):
             told = event.id
             if event.kind == "error" and event.job is None:
-                screen.line(f"{MORE} {cluster.name}: {event.text} (trying again; Ctrl-C leaves it to the server)")
+                screen.line(f"{MORE} {cluster.name}: {event.text} (retrying; after Ctrl-C the server goes on)")
             elif event.detail.get("state") == "INIT":
                 screen.line(
                     f"{MORE} {cluster.name} {event.text}" if event.text[:1].islower() else f"{MORE} {event.text}"

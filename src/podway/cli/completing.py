@@ -1,4 +1,4 @@
-"""Cluster names for the shell's completion: only from a server that runs already, and never for longer than a moment."""
+"""Cluster names for the shell's completion: only from a server that is running, with a short time limit."""
 
 import json
 import threading

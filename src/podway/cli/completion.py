@@ -9,7 +9,7 @@ from podway.cli.index import COMPLETE_VARIABLE, podway
 @click.command(name="completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print a script that completes podway in your shell.
+    """Print a shell completion script.
 
     \b
     bash:  podway completion bash >> ~/.bashrc

@@ -21,11 +21,11 @@ HEADERS = ("NAME", "LAUNCHED", "DURATION", "RESOURCES", "STATUS", "COST/hr", "CO
     type=click.FloatRange(min=0),
     default=30,
     show_default=True,
-    help="How far back to show clusters that are gone.",
+    help="How far back to show deleted clusters.",
 )
 @output_option
 def command(days: float, output: str) -> None:
-    """Show what clusters cost, the gone ones too.
+    """Show what clusters cost, including deleted ones.
 
     Estimated from published prices and the time hosts were up, each stretch at the price of the place it was in. `-` is unknown;
     a simulated cluster costs nothing. Resources that no cluster accounts for are listed as STRAY, from when they were made.

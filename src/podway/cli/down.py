@@ -1,4 +1,4 @@
-"""`podway down`: delete clusters and everything they made."""
+"""`podway down`: delete clusters and everything that belongs to them."""
 
 import time
 
@@ -17,26 +17,26 @@ from podway.server.client import Client
 @click.command(name="down")
 @cluster_names_argument
 @every_option
-@click.option("-p", "--purge", is_flag=True, help="Delete the resources that no cluster accounts for instead.")
+@click.option("-p", "--purge", is_flag=True, help="Delete orphaned resources (those of no cluster) instead.")
 @yes_option
 def command(names: tuple[str, ...], every: bool, purge: bool, yes: bool) -> None:
-    """Delete clusters and everything they created.
+    """Delete clusters and everything that belongs to them.
 
-    CLUSTER may be a name or a pattern such as 'exp-*'. Jobs that run are cancelled; the command returns when nothing is left.
-    A name that is unknown does not keep the others. While a provider fails, its error is shown and the server keeps trying.
+    CLUSTER may be a name or a pattern such as 'exp-*'. Running jobs are cancelled; the command returns when everything is deleted.
+    An unknown name does not stop the others. While a provider fails, its error is shown and the server keeps trying.
     """
     client = Client()
     if purge:
         if names or every:
-            raise UserError("--purge deletes what belongs to no cluster", "give no names with it: podway down --purge")
+            raise UserError("--purge deletes resources of no cluster", "use it without names: podway down --purge")
         _purge(client, yes)
         return
     found = chosen(client, names, every=every)
     if not found.clusters:
-        click.echo("Nothing to take down.")
+        click.echo("No clusters to delete.")
         return
-    proceed(f"Terminating {len(found.clusters)} cluster(s): {', '.join(c.name for c in found.clusters)}.", yes=yes)
-    for_each(found, client.down, client, "GONE", "Taking down", "is gone: nothing of it is left")
+    proceed(f"Deleting {len(found.clusters)} cluster(s): {', '.join(c.name for c in found.clusters)}.", yes=yes)
+    for_each(found, client.down, client, "GONE", "Deleting", "is deleted")
 
 
 def _purge(client: Client, yes: bool) -> None:
@@ -44,7 +44,7 @@ def _purge(client: Client, yes: bool) -> None:
     click.echo(orphans_page(found, time.time()))
     if not found.orphans:
         return
-    proceed(f"Deleting {format_count(len(found.orphans), 'resource')} that no cluster accounts for.", yes=yes)
+    proceed(f"Deleting {format_count(len(found.orphans), 'resource')} that belong to no cluster.", yes=yes)
     with Screen() as screen:
         screen.wait("Deleting them")
         left = client.purge()
@@ -54,4 +54,4 @@ def _purge(client: Client, yes: bool) -> None:
             or "they are still there"
         )
         raise UserError(f"{format_count(len(left.orphans), 'resource')} could not be deleted: {why}", "run it again")
-    click.echo(f"Deleted {format_count(len(found.orphans), 'resource')}; nothing is left.")
+    click.echo(f"Deleted {format_count(len(found.orphans), 'resource')}; none are left.")

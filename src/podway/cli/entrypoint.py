@@ -12,7 +12,7 @@ from podway.task.task import Task
 
 
 def read_entrypoint(words: Sequence[str], overrides: Overrides) -> Task:
-    """The task that the words stand for. Words after a file are arguments for its `${{ run.args }}`."""
+    """The task that the words describe. Words after a file are arguments for its `${{ run.args }}`."""
     if not words:
         return read_task_text("{}", name="<command line>", overrides=overrides)
     if is_task_file(words[0]):
@@ -21,7 +21,7 @@ def read_entrypoint(words: Sequence[str], overrides: Overrides) -> Task:
 
 
 def is_task_file(word: str) -> bool:
-    """By its name: a file that is not there is a mistake to report, not a command to run."""
+    """By its name: a missing file is an error to report, not a command to run."""
     if not word.lower().endswith((".yaml", ".yml")):
         return False
     return not any(char.isspace() for char in word) or Path(word).is_file()

@@ -14,7 +14,7 @@ from podway.task.environment import Overrides
 @click.argument("entrypoint", nargs=-1, required=True)
 @task_options
 @click.option("-d", "--detach-run", is_flag=True, help="Return once the job is submitted.")
-@click.option("--raw", is_flag=True, help="Show every host's copy of lines that all print alike.")
+@click.option("--raw", is_flag=True, help="Show lines that several hosts print alike once per host.")
 @output_option
 @click.pass_context
 def command(

@@ -11,17 +11,17 @@ import click
 
 from podway.version import __version__
 
-RUN, CLUSTERS, FACTS, MODELS, SERVER = "Run", "Clusters", "Facts", "Models", "Podway itself"
+RUN, CLUSTERS, FACTS, MODELS, SERVER = "Jobs", "Clusters", "Planning", "Models", "Server and tools"
 
 # verb -> (where its command is, what it does in one line, the section of --help)
 VERBS: dict[str, tuple[str, str, str]] = {
-    "launch": ("podway.cli.launch:command", "Run a task on a cluster, which is made if it is not there.", RUN),
+    "launch": ("podway.cli.launch:command", "Run a task on a cluster, creating it if needed.", RUN),
     "exec": ("podway.cli.execute:command", "Run a task on a cluster that is up, without its setup.", RUN),
     "queue": ("podway.cli.queue:command", "Show the jobs of clusters.", RUN),
-    "logs": ("podway.cli.logs:command", "Show what a job prints, and follow it to its end.", RUN),
+    "logs": ("podway.cli.logs:command", "Show the output of a job, and follow it until it ends.", RUN),
     "top": ("podway.cli.top:command", "Show the CPU time and memory of each rank of a job.", RUN),
-    "cancel": ("podway.cli.cancel:command", "Cancel jobs, and wait until nothing of them is left.", RUN),
-    "run": ("podway.cli.run:command", "Run a command on every host at once, beside the queue.", RUN),
+    "cancel": ("podway.cli.cancel:command", "Cancel jobs, and wait until all their processes have ended.", RUN),
+    "run": ("podway.cli.run:command", "Run a command on every host at once, bypassing the queue.", RUN),
     "apply": ("podway.cli.apply:command", "Launch a task file on a cluster named after it (as in dstack).", RUN),
     "attach": ("podway.cli.logs:command", "The same as logs (as in dstack).", RUN),
     "status": ("podway.cli.status:command", "Show clusters.", CLUSTERS),
@@ -29,26 +29,30 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "ssh": ("podway.cli.ssh:command", "Open a shell on a host of a cluster.", CLUSTERS),
     "stop": ("podway.cli.stop:command", "Stop clusters and keep their disks.", CLUSTERS),
     "start": ("podway.cli.start:command", "Start stopped clusters.", CLUSTERS),
-    "down": ("podway.cli.down:command", "Delete clusters and everything they created.", CLUSTERS),
+    "down": ("podway.cli.down:command", "Delete clusters and everything that belongs to them.", CLUSTERS),
     "autostop": ("podway.cli.autostop:command", "Stop or delete a cluster once it is idle.", CLUSTERS),
-    "cost": ("podway.cli.cost:command", "Show what clusters cost, the gone ones too.", CLUSTERS),
-    "tpus": ("podway.cli.tpus:command", "Show TPUs: their sizes, memory, speed and price.", FACTS),
+    "cost": ("podway.cli.cost:command", "Show what clusters cost, including deleted ones.", CLUSTERS),
+    "tpus": ("podway.cli.tpus:command", "Show TPU types: sizes, memory, speed and price.", FACTS),
     "check": (
         "podway.cli.check:command",
         "Read the task in FILE (- for standard input) and print what it means.",
         FACTS,
     ),
-    "plan": ("podway.cli.plan:command", "Know what a slice will do before paying for it.", FACTS),
-    "rehearse": ("podway.cli.rehearse:command", "Compile the real step for a slice, here, without a TPU.", FACTS),
+    "plan": ("podway.cli.plan:command", "Find the slice, mesh and batch for a model, with speed and cost.", FACTS),
+    "rehearse": (
+        "podway.cli.rehearse:command",
+        "Compile the real step for a slice on this machine, without a TPU.",
+        FACTS,
+    ),
     "train": ("podway.cli.train:command", "Train or fine-tune a language model.", MODELS),
     "serve": ("podway.cli.serve:command", "Serve a model with an OpenAI-compatible API.", MODELS),
     "bench": ("podway.cli.bench:command", "Measure running systems.", MODELS),
     "gateway": ("podway.cli.gateway:command", "Pass requests for models and services to their replicas.", MODELS),
-    "login": ("podway.cli.login:command", "Use a team's server.", SERVER),
-    "logout": ("podway.cli.logout:command", "Go back to this machine's own server.", SERVER),
-    "server": ("podway.cli.server:command", "Run a server, or look after the one of this machine.", SERVER),
+    "login": ("podway.cli.login:command", "Log in to a team's server.", SERVER),
+    "logout": ("podway.cli.logout:command", "Log out, and use the server of this machine again.", SERVER),
+    "server": ("podway.cli.server:command", "Run a server, or manage the one on this machine.", SERVER),
     "sandbox": ("podway.cli.sandbox:command", "A pretend TPU cloud on this machine.", SERVER),
-    "completion": ("podway.cli.completion:command", "Print a script that completes podway in your shell.", SERVER),
+    "completion": ("podway.cli.completion:command", "Print a shell completion script.", SERVER),
     "version": ("podway.cli.version:command", "Show the version.", SERVER),
 }
 
@@ -83,7 +87,7 @@ class VerbTable(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest verb in the complaint: click knows only commands that are imported."""
+        """As click does, with the nearest verb in the message: click knows only commands that are imported."""
         if args[0] not in VERBS and not ctx.resilient_parsing:
             from difflib import get_close_matches  # only a mistake needs it
 

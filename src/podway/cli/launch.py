@@ -16,7 +16,7 @@ from podway.task.task import Autostop
 @click.argument("entrypoint", nargs=-1)
 @cluster_option
 @task_options
-@click.option("--dryrun", is_flag=True, help="Print the request that would be sent, as JSON, and do nothing.")
+@click.option("--dryrun", is_flag=True, help="Print the request as JSON without sending it.")
 @click.option("-d", "--detach-run", is_flag=True, help="Return once the job is submitted.")
 @click.option(
     "-i",
@@ -24,18 +24,20 @@ from podway.task.task import Autostop
     "idle_minutes",
     type=click.FloatRange(min=0),
     metavar="MINUTES",
-    help="Stop the cluster after this long without a job.",
+    help="Stop the cluster after this many idle minutes.",
 )
-@click.option("--down", is_flag=True, help="Delete the cluster when its jobs are done (with -i: after that long).")
-@click.option("-r", "--retry-until-up", is_flag=True, help="When no place has capacity, go round again until one has.")
+@click.option(
+    "--down", is_flag=True, help="Delete the cluster when its jobs have ended (with -i: after that idle time)."
+)
+@click.option("-r", "--retry-until-up", is_flag=True, help="Keep trying all locations until one has capacity.")
 @click.option(
     "--valid-until",
     metavar="DURATION",
-    help="Queue for capacity in every allowed zone at once, and give up after this long, such as 6h.",
+    help="Queue for capacity in all allowed zones at once; give up after this long (6h).",
 )
-@click.option("--model", metavar="NAME", help="With --tpus auto: the model, where the task does not name it.")
-@click.option("--no-setup", is_flag=True, help="Leave out the task's setup.")
-@click.option("--raw", is_flag=True, help="Show every host's copy of lines that all print alike.")
+@click.option("--model", metavar="NAME", help="With --tpus auto: the model, if the task does not name it.")
+@click.option("--no-setup", is_flag=True, help="Skip the task's setup commands.")
+@click.option("--raw", is_flag=True, help="Show lines that several hosts print alike once per host.")
 @yes_option
 @output_option
 @click.pass_context
@@ -56,9 +58,9 @@ def command(
     yes: bool,
     output: str,
 ) -> None:
-    """Run a task on a cluster, which is made if it is not there.
+    """Run a task on a cluster, creating it if needed.
 
-    ENTRYPOINT is a task file (SkyPilot's or dstack's) or a bash command; without it, only the cluster is made.
+    ENTRYPOINT is a task file (SkyPilot's or dstack's) or a bash command; without it, only the cluster is created.
     Quote a command that has options of its own, or put it after --.
 
     Exits with 0 if the job succeeded, 100 if it failed, 103 if it was cancelled.

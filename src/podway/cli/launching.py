@@ -1,7 +1,7 @@
 """A launch, from a task to the end of its job.
 
 1. the server is asked what it would do: the offers, the one it takes, and the exact request (`--dryrun` ends here);
-2. the person agrees (a new cluster only, and only at a terminal) to exactly that: when the server would do something else by
+2. the user confirms (a new cluster only, and only at a terminal) to exactly that: when the server would do something else by
    the time it is told to, it refuses, and what it would do now is shown and asked again;
 3. files go up, and then the launch itself: from here on everything goes on without this command;
 4. the job is followed to its end, whose state is the exit code.
@@ -30,7 +30,7 @@ OFFERS_ASKED = 5  # times a changed offer is shown before giving up
 
 
 class Interaction(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command deals with the person who typed it."""
+    """How the command interacts with the user."""
 
     yes: bool = False
     detach: bool = False
@@ -40,7 +40,7 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
-    """Do it; the exit code."""
+    """Run the launch; the exit code."""
     client = Client()
     with Screen(err=interaction.json or interaction.dryrun) as screen:
         tell_notes(task)
@@ -80,7 +80,7 @@ def _show(screen: Screen, task: Task, preview: PreviewReply) -> None:
 
 
 def submit(cluster: str, task: Task, interaction: Interaction) -> int:
-    """Queue the task on a cluster that is up, and see it through; the exit code."""
+    """Queue the task on a cluster that is up, and follow it to its end; the exit code."""
     client = Client()
     with Screen(err=interaction.json) as screen:
         tell_notes(task)
@@ -92,13 +92,13 @@ def submit(cluster: str, task: Task, interaction: Interaction) -> int:
 
 
 def tell_notes(task: Task) -> None:
-    """What the file says that has no effect here."""
+    """What the file says that has no effect."""
     for note in task.notes:
         click.echo(f"Note: {note}", err=True)
 
 
 def offers_page(preview: PreviewReply) -> str:
-    """The ways there are to get what the task asks for, and the one that is taken."""
+    """The offers for the task, and the chosen one."""
     shown = preview.offers[:OFFERS_SHOWN]
     # What is taken, and that it could be simulated instead, are told however many there are.
     shown += [offer for offer in preview.offers[OFFERS_SHOWN:] if offer.chosen or offer.blocked_code == "simulated"]
@@ -140,7 +140,7 @@ def _doing(preview: PreviewReply) -> str:
 
 
 def _see_through(client: Client, screen: Screen, reply: LaunchReply, interaction: Interaction) -> int:
-    """Follow what was begun, unless told to leave it; then say what can be done next."""
+    """Follow what was started, unless detached; then list useful commands."""
     end = Frame(kind="end")
     code = 0
     if reply.job is None:
@@ -166,12 +166,12 @@ def _see_through(client: Client, screen: Screen, reply: LaunchReply, interaction
 def _tell_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
     queue = [one for one in client.jobs(cluster, limit=100) if one.exclusive]
     waiting = [one for one in queue if one.number < job and one.state not in ENDED]
-    if waiting and any(one.number == job for one in queue):  # a job beside the queue waits for nobody
-        screen.line(f"{MORE} Waiting for {format_count(len(waiting), 'job')} ahead of it.")
+    if waiting and any(one.number == job for one in queue):  # a job that bypasses the queue waits for no other
+        screen.line(f"{MORE} Waiting for {format_count(len(waiting), 'job')} ahead of this one.")
 
 
 def useful_commands(cluster: str, job: int | None) -> str:
-    """What one may want to type next."""
+    """Commands to type next."""
     blocks = []
     if job is not None:
         blocks.append(

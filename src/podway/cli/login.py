@@ -1,4 +1,4 @@
-"""`podway login`: from now on, commands go to a team's server."""
+"""`podway login`: send commands to a team's server from now on."""
 
 import json
 import sys
@@ -17,11 +17,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @click.command(name="login")
 @click.argument("url")
-@click.option(
-    "--token", help="Your token. Better: leave it out and type it, or pipe it in; arguments can be seen by others."
-)
+@click.option("--token", help="Your token. Safer: omit it and type or pipe it in; other users can see arguments.")
 def command(url: str, token: str | None) -> None:
-    """Use a team's server.
+    """Log in to a team's server.
 
     URL is the server's address. An administrator makes you a token with: podway server token USER
     """
@@ -36,7 +34,7 @@ def command(url: str, token: str | None) -> None:
 
 
 def checked_url(text: str) -> str:
-    """The address without a trailing slash, if it can be one."""
+    """The address without a trailing slash; a UserError if it is not one."""
     text = text if "://" in text else f"http://{text}"
     try:
         parts = urlsplit(text)
@@ -48,10 +46,11 @@ def checked_url(text: str) -> str:
             f"{text!r} is not the address of a server", "write it as https://podway.example.org or http://HOST:PORT"
         )
     if parts.username is not None:
-        raise UserError("the address holds a name or password", "leave it out; Podway knows you by your token")
+        raise UserError("the address holds a name or password", "leave it out; your token identifies you")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
         click.echo(
-            f"Note: {parts.hostname} is reached without encryption; your token can be read on the way.", err=True
+            f"Note: {parts.hostname} is reached without encryption; others on the network can read your token.",
+            err=True,
         )
     return text.rstrip("/")
 
@@ -63,11 +62,11 @@ def _asked_token() -> str:
         text = sys.stdin.readline()
     token = str(text).strip()
     if not token or not token.isascii() or not token.isprintable():
-        raise UserError("there is no token", "type it, or pipe it in: podway login URL < token.txt")
+        raise UserError("no token given", "type it, or pipe it in: podway login URL < token.txt")
     return token
 
 
 def save_remote(url: str, token: str) -> None:
-    """Only its owner can read it, and it is never there in part."""
+    """Readable by its owner only, and written atomically."""
     path = home() / "remote.json"
     write_atomically(path, json.dumps({"url": url, "token": token}).encode(), mode=0o600)

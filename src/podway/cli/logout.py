@@ -7,7 +7,7 @@ from podway.home import home
 
 @click.command(name="logout")
 def command() -> None:
-    """Go back to this machine's own server.
+    """Log out, and use the server of this machine again.
 
     The token is forgotten here; an administrator ends it everywhere with: podway server revoke USER
     """

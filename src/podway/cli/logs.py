@@ -1,4 +1,4 @@
-"""`podway logs` (and `podway attach`): what a job prints, live or afterwards."""
+"""`podway logs` (and `podway attach`): the output of a job, live or afterwards."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ PHASES = ("setup", "run")
 @click.command(name="logs")
 @cluster_argument
 @click.argument("job", type=click.IntRange(min=1), required=False)
-@click.option("--follow/--no-follow", "keep", default=True, help="Go on until the job ends.  [default: follow]")
-@click.option("--tail", type=click.IntRange(min=0), default=0, help="Only the last N lines of what is there; 0: all.")
-@click.option("--rank", type=click.IntRange(min=0), help="Only what this host prints.")
-@click.option("--raw", is_flag=True, help="Show every host's copy of lines that all print alike.")
+@click.option("--follow/--no-follow", "keep", default=True, help="Follow until the job ends.  [default: follow]")
+@click.option("--tail", type=click.IntRange(min=0), default=0, help="Only the last N lines so far; 0: all.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this host's output.")
+@click.option("--raw", is_flag=True, help="Show lines that several hosts print alike once per host.")
 @click.option(
     "--spread", is_flag=True, help="Behind a line shown once, the range of figures that differ between hosts."
 )
-@click.option("--timestamps", is_flag=True, help="The time (UTC) before each line.")
-@click.option("--status", is_flag=True, help="Show only the job's status; the exit code tells it too.")
-@click.option("-s", "--sync-down", metavar="DIR", help="Save every host's output as files in DIR instead.")
+@click.option("--timestamps", is_flag=True, help="Prefix each line with its time (UTC).")
+@click.option("--status", is_flag=True, help="Show only the job's status, also as the exit code.")
+@click.option("-s", "--sync-down", metavar="DIR", help="Save every host's output to files in DIR instead.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -43,7 +43,7 @@ def command(
     status: bool,
     sync_down: str | None,
 ) -> None:
-    """Show what a job prints, and follow it to its end.
+    """Show the output of a job, and follow it until it ends.
 
     JOB is a number as `podway queue` shows it; without it, the latest job
     (not a command of `podway run`, unless there is nothing else). Ctrl-C stops watching, never the job.
@@ -75,7 +75,7 @@ def command(
 
 
 def _save(client: Client, screen: Screen, cluster: str, number: int, into: Path) -> None:
-    """One file for each rank and phase that wrote something, as it was written."""
+    """One file for each rank and phase with output."""
     ranks = client.cluster(cluster).order.hosts
     attempts = range(1, client.job(cluster, number).attempt + 1)
     place, files = into / f"{cluster}-{number}", 0
@@ -89,7 +89,7 @@ def _save(client: Client, screen: Screen, cluster: str, number: int, into: Path)
 
 
 def _save_one(pieces: Iterator[bytes], path: Path) -> bool:
-    """Write the pieces under the file's name, which it gets when it is whole; whether there were any."""
+    """Write the pieces to a file, renamed into place when complete; whether there were any."""
     piece = next(pieces, None)
     if piece is None:
         return False
@@ -110,4 +110,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}", "give another directory, or make room") from None
+        raise UserError(f"cannot write {path}: {error.strerror}", "use another directory, or free some space") from None

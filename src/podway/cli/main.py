@@ -1,13 +1,13 @@
 """`podway`: the console entry and its one error boundary.
 
-Every command ends here, and each way to end has one look:
+Every command ends here, in one of these ways:
 
 1. a `UserError` is two lines on stderr, what is wrong and what to do, and exit 1;
-2. a mistake in the command line names the nearest command or option, and exits 2;
+2. a usage error names the nearest command or option, and exits 2;
 3. a package that an extra brings and that is not installed is named with its extra, and exits 1;
-4. Ctrl-C says that the job goes on, how to follow it and how to cancel it, and exits 130;
-5. a reader that went away (`podway logs x | head`) is silence;
-6. anything else is our own fault: one line, and exit 70; PODWAY_DEBUG=1 shows the traceback.
+4. Ctrl-C says that the job keeps running, how to follow and how to cancel it, and exits 130;
+5. a closed pipe (`podway logs x | head`) is silent;
+6. anything else is a bug: one line, and exit 70; PODWAY_DEBUG=1 shows the traceback.
 """
 
 import io
@@ -31,12 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # What is still buffered goes nowhere, instead of into a second error when Python exits.
+        # Discard what is still buffered: flushing it at exit would be a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return NO_READER
     except Exception as error:
         if os.environ.get("PODWAY_DEBUG"):
-            import traceback  # only our own faults need it
+            import traceback  # only bugs need it
 
             traceback.print_exc()
         _say(f"Podway itself failed: {type(error).__name__}: {error} (set PODWAY_DEBUG=1 for the traceback)")
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    """A terminal that cannot show a character, or a stream that was closed (`>&-`), must not end a command."""
+    """A terminal that cannot show a character, or a closed stream (`>&-`), must not end a command."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the life of the process
     if sys.stderr is None:
@@ -65,27 +65,27 @@ def _invoke(arguments: list[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.UsageError as error:
-        _complain(error.format_message(), _usage_hint(error))
+        _show_error(error.format_message(), _usage_hint(error))
         return USAGE
     except click.ClickException as error:
-        _complain(error.format_message(), "")
+        _show_error(error.format_message(), "")
         return error.exit_code
     except click.Abort:
         _say("Nothing was done.")
         return FAILED
     except UserError as error:
         for one in (error, *error.others):
-            _complain(one.what, one.hint)
+            _show_error(one.what, one.hint)
         return FAILED
     except ModuleNotFoundError as error:
         from podway.extras import explain  # only an incomplete installation needs it
 
         if (known := explain(error)) is None:
             raise
-        _complain(known.what, known.hint)
+        _show_error(known.what, known.hint)
         return FAILED
     except KeyboardInterrupt as error:
-        _say("\n" + (str(error) or "Interrupted. What was already asked for goes on; see it with: podway status"))
+        _say("\n" + (str(error) or "Interrupted. What was already requested continues; see: podway status"))
         return INTERRUPTED
 
 
@@ -95,11 +95,11 @@ def _usage_hint(error: click.UsageError) -> str:
     lines = [" ".join(error.ctx.get_usage().split()), f"see: {error.ctx.command_path} --help"]
     takes_command = any(p.name in ("entrypoint", "command") and p.nargs == -1 for p in error.ctx.command.params)
     if takes_command and isinstance(error, click.NoSuchOption):
-        lines.append(f"if {error.option_name} belongs to the command to run: quote that command, or put it after --")
+        lines.append(f"if {error.option_name} belongs to the command to run, quote that command or put it after --")
     return "\n".join(lines)
 
 
-def _complain(what: str, hint: str) -> None:
+def _show_error(what: str, hint: str) -> None:
     from podway.terminal import visible, visible_lines  # only an error needs it
 
     colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")

@@ -39,7 +39,7 @@ _plot = click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", 
 
 @click.group(name="plan", no_args_is_help=True)
 def command() -> None:
-    """Know what a slice will do before paying for it.
+    """Find the slice, mesh and batch for a model, with speed and cost.
 
     MODEL is a name (llama3.1-8b), a Hugging Face id, or the path of a config.json. Nothing is started and nothing is
     downloaded: figures come from the catalog, the model's parameter table and a model of the chips (docs/planning.md).

@@ -40,7 +40,7 @@ def command(names: tuple[str, ...], output: str) -> None:
 
 
 def page(jobs: list[JobView], now: float) -> str:
-    """The table, latest job first, as people expect a queue's history."""
+    """The table, latest job first, as users expect of a queue's history."""
     if not jobs:
         return "No jobs."
     rows = [

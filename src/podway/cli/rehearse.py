@@ -61,7 +61,7 @@ class _OrTask(click.Group):
 
 @click.group(name="rehearse", cls=_OrTask, no_args_is_help=True)
 def command() -> None:
-    """Compile the real step for a slice, here, without a TPU.
+    """Compile the real step for a slice on this machine, without a TPU.
 
     \b
     podway rehearse train llama3.1-8b --tpu v6e-16 --seq 8192

@@ -1,4 +1,4 @@
-"""`podway run`: a command on every host at once, beside the queue (the `--worker=all` of other tools)."""
+"""`podway run`: a command on every host at once, bypassing the queue (`--worker=all` in other tools)."""
 
 import click
 
@@ -16,11 +16,11 @@ LOST = 255  # what ssh exits with when the connection is lost
 @click.command(name="run")
 @cluster_argument
 @click.argument("command", nargs=-1, required=True)
-@click.option("--all-hosts", is_flag=True, help="For clarity: a command always runs on every host.")
-@click.option("--raw", is_flag=True, help="Show every host's copy of lines that all print alike.")
+@click.option("--all-hosts", is_flag=True, help="The default: a command always runs on every host.")
+@click.option("--raw", is_flag=True, help="Show lines that several hosts print alike once per host.")
 @click.pass_context
 def command(ctx: click.Context, cluster: str, command: tuple[str, ...], all_hosts: bool, raw: bool) -> None:
-    """Run a command on every host at once, beside the queue.
+    """Run a command on every host at once, bypassing the queue.
 
     It does not wait for the chips and does not take them. The exit code is the worst of all hosts.
     Quote a COMMAND that has options of its own, or put it after --.
@@ -28,7 +28,7 @@ def command(ctx: click.Context, cluster: str, command: tuple[str, ...], all_host
     client = Client()
     job = client.run(cluster, command_text(command)).job
     if job is None:
-        raise UserError(f"cluster {cluster} did not take the command", f"see: podway status {cluster}")
+        raise UserError(f"cluster {cluster} did not accept the command", f"see: podway status {cluster}")
     with Screen() as screen:
         end = follow(client, screen, cluster, job, raw=raw)
         view = client.job(cluster, job)
@@ -39,7 +39,7 @@ def command(ctx: click.Context, cluster: str, command: tuple[str, ...], all_host
 
 
 def worst(exits: list[ExitView]) -> int:
-    """The highest exit code; a signal counts as a shell counts it."""
+    """The highest exit code; a signal counts as in a shell."""
     return max((_code(end) for end in exits), default=0)
 
 

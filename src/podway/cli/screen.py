@@ -1,4 +1,4 @@
-"""Lines for a person who waits: steps with their glyphs, and on a terminal a spinner for what is under way.
+"""Progress output: steps with their glyphs, and on a terminal a spinner for what is in progress.
 
 A `Screen` writes to stdout, or to stderr when stdout must stay clean (`-o json`). On anything but a terminal there is no
 spinner, no colour and no cursor movement: only the lines.
@@ -54,11 +54,11 @@ class Screen:
             self.stream.flush()
 
     def step(self, text: str) -> None:
-        """Something begins."""
+        """A step begins."""
         self.line(f"{self.paint(STEP, 'yellow')} {text}")
 
     def done(self, text: str) -> None:
-        """Something ended well."""
+        """A step succeeded."""
         self.line(f"{self.paint(DONE, 'green')} {text}")
 
     def paint(self, text: str, tone: Tone, *, bold: bool = False) -> str:
@@ -66,7 +66,7 @@ class Screen:
         return click.style(text, fg=tone, bold=bold or None) if self.colour else text
 
     def wait(self, text: str) -> None:
-        """What is under way, until the next call; the empty text ends it. Shown on a terminal only."""
+        """What is in progress, until the next call; an empty text ends it. Shown on a terminal only."""
         if not self.live:
             return
         with self._lock:

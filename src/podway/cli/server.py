@@ -1,6 +1,6 @@
-"""`podway server`: run a server for a team, or look after the one of this machine.
+"""`podway server`: run a server for a team, or manage the one on this machine.
 
-`podway server` alone, and `podway server run`, become the server process. The other subcommands ask or end the server of this
+`podway server` alone, and `podway server run`, become the server process. The other subcommands query or stop the server of this
 machine; `token`, `users` and `revoke` go to the server that commands go to, the team's after a login.
 """
 
@@ -33,7 +33,7 @@ class RunByDefault(click.Group):
     """`podway server --port 8080` is `podway server run --port 8080`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the word in."""
+        """Insert the word."""
         bare = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
         if bare and not ctx.resilient_parsing:  # a shell that completes wants to see the subcommands
             args = ["run", *args]
@@ -42,10 +42,10 @@ class RunByDefault(click.Group):
 
 @click.group(name="server", cls=RunByDefault)
 def command() -> None:
-    """Run a server, or look after the one of this machine.
+    """Run a server, or manage the one on this machine.
 
-    Every machine has its own server, which starts by itself when a command needs it. A team shares one: run it where all can
-    reach it, make a token for each person, and let them log in.
+    Every machine has its own server, which starts automatically when a command needs it. A team shares one: run it where
+    everyone can reach it, create a token for each user, and let them log in.
 
     `podway server [OPTIONS]` is `podway server run [OPTIONS]`.
     """
@@ -57,7 +57,7 @@ def command() -> None:
 @click.option("--db", metavar="URL", default="", help="postgresql://... for a team.  [default: SQLite in PODWAY_HOME]")
 @click.option("--foreground", is_flag=True, help="Log here instead of in PODWAY_HOME/server.log.")
 def run(host: str, port: int, db: str, foreground: bool) -> None:
-    """Be the server, until Ctrl-C."""
+    """Run a server in this process, until Ctrl-C."""
     environment = {**os.environ, "PODWAY_DB": db} if db else dict(os.environ)  # not argv: the URL may hold a password
     argv = [sys.executable, "-m", "podway.server.main", "--host", host, "--port", str(port)]
     sys.stdout.flush()
@@ -66,37 +66,37 @@ def run(host: str, port: int, db: str, foreground: bool) -> None:
 
 @command.command()
 def start() -> None:
-    """Start this machine's server, if it does not run."""
+    """Start this machine's server if it is not running."""
     info = _running()
     if info is None:
         start_server(home())
         info = _running()
     if info is None:
-        raise UserError("the Podway server ended as soon as it had started", "see why: podway server logs")
-    click.echo(f"The Podway server runs (pid {info.pid}).")
+        raise UserError("the Podway server exited right after it started", "see why: podway server logs")
+    click.echo(f"The Podway server is running (pid {info.pid}).")
 
 
 @command.command()
 def stop() -> None:
-    """End this machine's server. Jobs and hosts go on without it."""
+    """Stop this machine's server. Jobs and hosts keep running without it."""
     info = _running()
     if info is None:
-        click.echo("No Podway server runs for this machine.")
+        click.echo("No Podway server is running on this machine.")
         return
     os.kill(info.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while _alive(info.pid):
         if time.monotonic() > deadline:
-            raise UserError(f"the server (pid {info.pid}) does not end", f"end it yourself: kill -9 {info.pid}")
+            raise UserError(f"the server (pid {info.pid}) does not stop", f"kill it: kill -9 {info.pid}")
         time.sleep(0.05)
-    click.echo("The Podway server is stopped. Jobs go on; the next command starts it again.")
+    click.echo("The Podway server is stopped. Jobs keep running; the next command starts the server again.")
 
 
 @command.command()
 @output_option
 @click.pass_context
 def status(ctx: click.Context, output: str) -> None:
-    """Show which server commands go to, and whether it answers."""
+    """Show which server commands use, and whether it answers."""
     remote = _read(home() / "remote.json")
     info = Client().info() if remote else _running()
     url = (remote or _read(home() / "server.json")).get("url")
@@ -104,7 +104,7 @@ def status(ctx: click.Context, output: str) -> None:
         document = {"running": info is not None, "url": url if info else None, "team": bool(remote), "info": info}
         click.echo(msgspec.json.format(msgspec.json.encode(document)))
     elif info is None:
-        click.echo("No Podway server runs for this machine; it starts by itself when a command needs it.")
+        click.echo("No Podway server is running on this machine; it starts automatically when a command needs it.")
     else:
         whose = "the team's server" if remote else "this machine's own server"
         role = "administrator" if info.admin else "user"
@@ -120,12 +120,12 @@ def status(ctx: click.Context, output: str) -> None:
 
 @command.command()
 @click.option("--tail", type=click.IntRange(min=0), default=100, show_default=True, help="The last N lines; 0: all.")
-@click.option("--follow/--no-follow", default=False, help="Go on until Ctrl-C.")
+@click.option("--follow/--no-follow", default=False, help="Follow until Ctrl-C.")
 def logs(tail: int, follow: bool) -> None:
     """Show the log of this machine's server."""
     path = home() / "server.log"
     if not path.exists():
-        raise UserError("there is no log of a server here", "start one: podway server start")
+        raise UserError("no server log found", "start one: podway server start")
     with path.open(errors="replace") as file:
         lines = file.readlines()
         click.echo("".join(lines[-tail:] if tail else lines), nl=False)
@@ -138,9 +138,9 @@ def logs(tail: int, follow: bool) -> None:
 
 @command.command()
 @click.argument("user")
-@click.option("--admin", is_flag=True, help="May make and revoke tokens.")
+@click.option("--admin", is_flag=True, help="Allow USER to create and revoke tokens.")
 def token(user: str, admin: bool) -> None:
-    """Make a token for USER. It is shown once; only its digest is kept."""
+    """Create a token for USER. It is shown once; only its digest is stored."""
     made = Client().make_token(user, admin=admin)
     click.echo(f"Give this to {user}; it is not shown again. They use it with: podway login URL", err=True)
     click.echo(made)
@@ -154,7 +154,7 @@ def users(output: str) -> None:
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(found)))
     elif not found:
-        click.echo("No tokens yet; make one with: podway server token USER")
+        click.echo("No tokens yet; create one with: podway server token USER")
     else:
         now = time.time()
         rows = [(one.user, "administrator" if one.admin else "user", format_ago(one.created, now)) for one in found]
@@ -164,7 +164,7 @@ def users(output: str) -> None:
 @command.command()
 @click.argument("user")
 def revoke(user: str) -> None:
-    """Forget every token of USER."""
+    """Revoke all tokens of USER."""
     Client().revoke(user)
     click.echo(f"{user} can no longer use this server.")
 
@@ -178,7 +178,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _running() -> InfoReply | None:
-    """This machine's own server, if it answers; asking never starts it."""
+    """This machine's own server, if it answers; it is never started."""
     known = _read(home() / "server.json")
     if not known:
         return None

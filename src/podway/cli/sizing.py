@@ -1,7 +1,7 @@
-"""What the planner says before a launch: the slice for `--tpus auto`, and a warning when a training step cannot fit.
+"""The planner's part in a launch: the slice for `--tpus auto`, and a warning when a training step cannot fit.
 
-Both read the `podway train` or `podway serve` command in the task (plan/task_needs.py). The planner is imported only where it is
-asked: most launches start without it.
+Both read the `podway train` or `podway serve` command in the task (plan/task_needs.py). The planner is imported only when
+needed: most launches start without it.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ def read_sized(words: Sequence[str], overrides: Overrides, model: str | None) ->
         needs = msgspec.structs.replace(needs or unread, model=model)
     if needs is None:
         raise UserError(
-            "--tpus auto: the task runs no podway train or podway serve that names a model", "name it with --model"
+            "--tpus auto: the task does not run podway train or podway serve with a model name", "name it with --model"
         )
     chosen = pick_slice(needs)
-    click.echo(f"Chosen to {needs.kind} {needs.model}: {chosen.accelerator_type}.", err=True)
+    click.echo(f"Chosen slice to {needs.kind} {needs.model}: {chosen.accelerator_type}.", err=True)
     return read_entrypoint(words, msgspec.structs.replace(overrides, tpus=chosen.accelerator_type))
 
 

@@ -13,7 +13,7 @@ from podway.server.client import Client
 
 @click.command(name="ssh")
 @cluster_argument
-@click.option("-w", "--worker", type=click.IntRange(min=0), default=0, show_default=True, help="The rank of the host.")
+@click.option("-w", "--worker", type=click.IntRange(min=0), default=0, show_default=True, help="Rank of the host.")
 @click.argument("command", nargs=-1, metavar="[-- COMMAND]...")
 def command(cluster: str, worker: int, command: tuple[str, ...]) -> None:
     """Open a shell on a host of a cluster.
@@ -32,4 +32,6 @@ def command(cluster: str, worker: int, command: tuple[str, ...]) -> None:
     try:
         os.execvpe(argv[0], argv, {**os.environ, **how.env})
     except FileNotFoundError:
-        raise UserError(f"{argv[0]} is not installed here", f"install {argv[0]}, then run the command again") from None
+        raise UserError(
+            f"{argv[0]} is not installed on this machine", f"install {argv[0]}, then run the command again"
+        ) from None

@@ -1,4 +1,4 @@
-"""`podway status` (and `podway ps`): the clusters there are."""
+"""`podway status` (and `podway ps`): existing clusters."""
 
 import time
 
@@ -21,8 +21,10 @@ MORE_HEADERS = ("USER", "HOSTS", "HEAD_IP", "JOBS", "REASON")
 @click.command(name="status")
 @cluster_names_argument
 @output_option
-@click.option("-r", "--refresh", is_flag=True, help="Also ask every provider for resources no cluster accounts for.")
-@click.option("-v", "--verbose", is_flag=True, help="Also the owner, hosts, open jobs, and why it is so.")
+@click.option("-r", "--refresh", is_flag=True, help="Also ask every provider for orphaned resources.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Also show owner, hosts, unfinished jobs and the reason for the status."
+)
 def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -> None:
     """Show clusters.
 
@@ -43,15 +45,16 @@ def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -
         click.echo(orphans_page(client.orphans(), time.time()), err=output == "json")
     elif overview.orphans:
         click.echo(
-            f"{format_count(overview.orphans, 'resource')} belong to no cluster. See: podway status --refresh", err=True
+            f"{format_count(overview.orphans, 'resource')} belong to no cluster. List them: podway status --refresh",
+            err=True,
         )
 
 
 def orphans_page(found: OrphansReply, now: float) -> str:
-    """What no cluster accounts for, and who could not be asked."""
-    lines = [f"Could not ask {provider}: {why}" for provider, why in found.unreachable.items()]
+    """Orphaned resources, and providers that could not be reached."""
+    lines = [f"Could not reach {provider}: {why}" for provider, why in found.unreachable.items()]
     if not found.orphans:
-        return "\n".join(["No resource is without its cluster.", *lines])
+        return "\n".join(["No orphaned resources.", *lines])
     rows = [
         (
             orphan.name,
@@ -63,7 +66,7 @@ def orphans_page(found: OrphansReply, now: float) -> str:
         )
         for orphan in found.orphans
     ]
-    title = "Resources that no cluster accounts for (delete them with: podway down --purge)"
+    title = "Resources that belong to no cluster (delete them with: podway down --purge)"
     return "\n".join([title, table(ORPHAN_HEADERS, rows), *lines])
 
 

@@ -1,4 +1,4 @@
-"""The options of every verb that takes a task: what they put in place of the file's own values, as one `Overrides`."""
+"""The options of every verb that takes a task: what overrides the file's own values, as one `Overrides`."""
 
 import functools
 import os
@@ -14,20 +14,20 @@ from podway.task.paths import absolute, read_file
 
 _OPTIONS = (
     click.option("-n", "--name", help="Name of the job, shown in queues and logs."),
-    click.option("--workdir", metavar="DIR", help="Directory of this machine to sync to ~/sky_workdir on every host."),
+    click.option("--workdir", metavar="DIR", help="Local directory to sync to ~/sky_workdir on every host."),
     click.option(
         "--infra",
         "--provider",
         "infra",
         metavar="CLOUD[/REGION[/ZONE]]",
-        help="Where: local (simulated on this machine), gcp, gcp/us-east5, gcp/us-east5/us-east5-b, ...",
+        help="Where to run: local (simulated on this machine), gcp, gcp/us-east5, gcp/us-east5/us-east5-b, ...",
     ),
     click.option("--region", metavar="REGION", help="Only in this region, such as us-east5."),
     click.option("--zone", metavar="ZONE", help="Only in this zone, such as us-east5-b."),
     click.option(
         "--inventory",
         metavar="FILE",
-        help="Machines of your own to run on, over ssh: a file that lists them (docs/ssh.md).",
+        help="File that lists your own machines to run on over ssh (docs/ssh.md).",
     ),
     click.option("--num-nodes", type=int, metavar="N", help="Number of slices."),
     click.option(
@@ -38,16 +38,23 @@ _OPTIONS = (
         metavar="TYPE",
         help="Slice type, such as v6e-16; launch also takes auto.",
     ),
-    click.option("--use-spot/--no-use-spot", default=None, help="Spot capacity, or not."),
-    click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Variable of the task; without VALUE, yours."),
-    click.option("--env-file", multiple=True, metavar="FILE", help="File of NAME=VALUE lines; --env is stronger."),
-    click.option("--secret", multiple=True, metavar="NAME[=VALUE]", help="As --env; masked in logs, stored encrypted."),
-    click.option("--secret-file", multiple=True, metavar="FILE", help="As --env-file, for secrets."),
+    click.option("--use-spot/--no-use-spot", default=None, help="Use spot capacity."),
+    click.option(
+        "--env",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="Environment variable; without VALUE, taken from your shell.",
+    ),
+    click.option("--env-file", multiple=True, metavar="FILE", help="File of NAME=VALUE lines; --env takes precedence."),
+    click.option(
+        "--secret", multiple=True, metavar="NAME[=VALUE]", help="Like --env; masked in logs, stored encrypted."
+    ),
+    click.option("--secret-file", multiple=True, metavar="FILE", help="Like --env-file, for secrets."),
 )
 
 
 def listed_in(inventory: str, infra: str | None) -> str:
-    """Where a task runs whose machines an inventory lists: ssh, with the file's path in the place of a pool's name."""
+    """The infra of an inventory: ssh, with the file's path instead of a pool's name."""
     if infra not in (None, "ssh"):
         raise UserError(f"--inventory lists machines for ssh, and --infra says {infra}", "leave --infra out")
     path = absolute(inventory, Path.cwd(), os.environ)
@@ -61,7 +68,7 @@ def within(infra: str | None, region: str | None, zone: str | None) -> str | Non
         return infra
     if infra is not None and "/" in infra:
         raise UserError(
-            f"--infra {infra} names a place, and so does --{'zone' if zone else 'region'}", "give one of them"
+            f"--infra {infra} names a location, and so does --{'zone' if zone else 'region'}", "use one of them"
         )
     return "/".join([infra or "gcp", region or "*", *([zone] if zone else [])])
 

@@ -1,4 +1,4 @@
-"""`podway top`: what each rank of a job uses, now or in the end."""
+"""`podway top`: what each rank of a job uses now, or used at its end."""
 
 import click
 import msgspec
@@ -38,12 +38,12 @@ def command(cluster: str, job: int | None, output: str) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode([dict(zip(keys, row, strict=True)) for row in rows])))
         return
     click.echo(f"Job {chosen.number} of cluster {cluster} ({chosen.state})")
-    click.echo(table(HEADERS, rows, right=(0, 1, 2, 3)) if rows else "Nothing of it has run.")
+    click.echo(table(HEADERS, rows, right=(0, 1, 2, 3)) if rows else "No process of this job has run.")
 
 
 def _latest(jobs: list[JobView], cluster: str) -> JobView:
     if not jobs:
-        raise UserError(f"cluster {cluster} has had no job", f"run one: podway exec {cluster} COMMAND")
+        raise UserError(f"cluster {cluster} has no jobs", f"run one: podway exec {cluster} COMMAND")
     running = [job for job in jobs if job.state in ("SETTING_UP", "RUNNING", "CANCELLING")]
     return (running or jobs)[-1]
 

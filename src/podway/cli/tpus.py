@@ -1,7 +1,7 @@
-"""`podway tpus`: what TPUs there are, what they can do, what they cost.
+"""`podway tpus`: TPU types: sizes, memory, speed and price.
 
 With no name a row for each generation; with a generation (`v6e`) a row for each of its sizes; with a slice (`v6e-16`)
-all that is known of it, and its price in each zone. All from the catalog in this package: no network, no account.
+all its facts, and its price in each zone. All from the catalog in this package: no network, no account.
 """
 
 import click
@@ -24,20 +24,20 @@ def _complete(context: click.Context, parameter: click.Parameter, typed: str) ->
 @click.command(name="tpus")
 @click.argument("name", required=False, shell_complete=_complete)
 @click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print it."
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output format."
 )
 def command(name: str | None, output: str) -> None:
-    """Show TPUs: their sizes, memory, speed and price.
+    """Show TPU types: sizes, memory, speed and price.
 
     NAME is a generation (v6e) or a slice (v6e-16, v4-4x8x8); without it, all generations are shown.
 
-    Prices are dollars an hour as published; `-` is unknown. WRAP lists the axes of the topology that close to a ring.
+    Prices are dollars per hour as published; `-` is unknown. WRAP lists the axes of the topology that form a ring.
     """
     click.echo(_json(name) if output == "json" else _page(name))
 
 
 def _page(name: str | None) -> str:
-    """What is shown of NAME, for people."""
+    """The page of NAME."""
     if name is None:
         return generations_table()
     if generation := find_generation(name):
@@ -46,7 +46,7 @@ def _page(name: str | None) -> str:
 
 
 def _json(name: str | None) -> str:
-    """The same for programs."""
+    """The same as JSON."""
     if name is None:
         records: object = [generation_record(facts) for facts in GENERATIONS.values()]
     elif generation := find_generation(name):
@@ -108,9 +108,9 @@ def sizes_table(generation: str) -> str:
 
 
 def slice_page(row: Slice) -> str:
-    """All that is known of one slice, and its price in each zone."""
+    """All facts of one slice, and its price in each zone."""
     facts = row.generation_facts
-    per_chip = f"{facts.chip_hbm_bytes // GIB} GiB a chip"
+    per_chip = f"{facts.chip_hbm_bytes // GIB} GiB per chip"
     if facts.hbm_usable_bytes is not None:
         per_chip += f", {facts.hbm_usable_bytes / GIB:.2f} usable"
     lines = [
@@ -120,8 +120,8 @@ def slice_page(row: Slice) -> str:
         ("topology", f"{row.topology_text} (rings along: {_wrapped_axes(row) or 'none'})"),
         ("HBM", f"{row.hbm_bytes // GIB:,} GiB ({per_chip}; {facts.chip_hbm_bandwidth / 1e9:,.0f} GB/s)"),
         ("compute", _compute(row)),
-        ("ICI", f"{2 * facts.ici_axes} links a chip, {facts.ici_link_bandwidth / 1e9:.0f} GB/s each way"),
-        ("DCN", "-" if row.dcn_bandwidth is None else f"{row.dcn_bandwidth / row.hosts / 1e9:.1f} GB/s a host"),
+        ("ICI", f"{2 * facts.ici_axes} links per chip, {facts.ici_link_bandwidth / 1e9:.0f} GB/s each way"),
+        ("DCN", "-" if row.dcn_bandwidth is None else f"{row.dcn_bandwidth / row.hosts / 1e9:.1f} GB/s per host"),
         ("runtime", facts.default_runtime),
         ("GKE", f"{row.gke_accelerator} on {row.gke_machine_type}" if row.gke_accelerator else "-"),
         ("compiler", row.aot_name),
@@ -184,7 +184,7 @@ def _compute(row: Slice) -> str:
     for name, peak in (("int8", facts.peak_int8), ("fp8", facts.peak_fp8)):
         if peak is not None and peak > facts.peak_bf16:
             text += f", {row.chips * peak / 1e12:,.0f} {name}"
-    return f"{text} ({facts.peak_bf16 / 1e12:,.0f} a chip)"
+    return f"{text} ({facts.peak_bf16 / 1e12:,.0f} per chip)"
 
 
 def _wrapped_axes(row: Slice) -> str | None:

@@ -14,11 +14,11 @@ from podway.extras import require
 @click.command(name="train")
 @click.argument("config", required=False)
 @click.argument("settings", nargs=-1)
-@click.option("--check", is_flag=True, help="Read and check the config, print it, and stop.")
+@click.option("--check", is_flag=True, help="Check the config, print it, and exit.")
 def command(config: str | None, settings: tuple[str, ...], check: bool) -> None:
     """Train or fine-tune a language model.
 
-    CONFIG is a YAML file; SETTINGS are key=value words that go over it, such as schedule.steps=100 or
+    CONFIG is a YAML file; SETTINGS are key=value overrides, such as schedule.steps=100 or
     mesh.shape=fsdp=4,tensor=2. Inside a task, run it on every host: the hosts find each other.
 
     \b

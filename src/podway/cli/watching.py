@@ -1,6 +1,6 @@
-"""Following a job: its story before the log, the log, and its end with an exit code that scripts can read.
+"""Following a job: its progress before the log, the log, and its end with an exit code for scripts.
 
-Ctrl-C ends the watching and never the job; the line it leaves says how to come back and how to cancel.
+Ctrl-C stops watching, never the job, and says how to follow it again and how to cancel it.
 """
 
 from typing import Unpack
@@ -88,18 +88,18 @@ def follow(
     except KeyboardInterrupt:
         screen.wait("")
         raise KeyboardInterrupt(going_on(cluster, job)) from None
-    raise UserError("the server ended the log too early", f"follow it again: podway logs {cluster} {job}")
+    raise UserError("the server closed the log stream early", f"follow it again: podway logs {cluster} {job}")
 
 
 def going_on(cluster: str, job: int) -> str:
-    """What Ctrl-C says."""
-    return f"Job {job} goes on. Follow it: podway logs {cluster} {job}   Cancel it: podway cancel {cluster} {job}"
+    """The message after Ctrl-C."""
+    return f"Job {job} keeps running. Follow it: podway logs {cluster} {job}   Cancel it: podway cancel {cluster} {job}"
 
 
 def tell_end(screen: Screen, job: int, end: Frame) -> int:
-    """The last lines about a job, and its exit code."""
+    """Show how a job ended; its exit code."""
     if not end.state:
-        raise UserError(end.reason or "the job's end is not known", "see: podway queue")
+        raise UserError(end.reason or "the outcome of the job is not known", "see: podway queue")
     if end.state == "SUCCEEDED":
         screen.done(f"Job finished (status: {end.state}).")
     elif end.state == "CANCELLED":
@@ -108,6 +108,6 @@ def tell_end(screen: Screen, job: int, end: Frame) -> int:
         label = screen.paint("ERROR:", "red", bold=True)
         screen.line(f"{label} Job {job} failed: {end.reason or end.state} (status: {end.state})")
         if end.tail:
-            screen.line("Its last lines:")
+            screen.line("Last lines of output:")
             screen.line("\n".join(f"  {line}" for line in end.tail.splitlines()))
     return exit_code(end.state)
