@@ -264,7 +264,7 @@ class Served:
         import uvicorn  # a bare machine lacks these, and the other parts do without
 
         from podway.model.tokenizer import ModelTokenizer
-        from podway.serve.admission import Service
+        from podway.serve.service import Service
         from podway.serve.http import make_app
         from podway.serve.loop import EngineLoop
         from podway.serve.metrics import Metrics

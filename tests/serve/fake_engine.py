@@ -45,10 +45,10 @@ class FakeEngine:
             for place in range(piece.start, piece.start + piece.count):
                 self._write(piece.request, piece.slot, place)
         answers: list[list[int]] = [[] for _ in step.rows]
-        for _ in range(step.steps):
+        for turn in range(step.steps):
             for index, row in enumerate(step.rows):
                 tokens = self.slots[row.slot]
-                if self.done[row.slot] or len(tokens) >= row.request.limit:
+                if self.done[row.slot] or len(tokens) >= row.request.limit or turn >= row.turns(step.steps):
                     continue
                 if row.piece < 0:
                     self._write(row.request, row.slot, len(tokens) - 1)

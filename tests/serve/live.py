@@ -12,10 +12,10 @@ import msgspec
 import uvicorn
 
 from podway.model.tokenizer import ModelTokenizer
-from podway.serve.admission import Service
 from podway.serve.http import make_app
 from podway.serve.loop import EngineLoop
 from podway.serve.metrics import Metrics
+from podway.serve.service import Service
 from tests.serve.tiny import LLAMA, engine_for
 
 BYTES = msgspec.structs.replace(LLAMA, vocab=256, max_position=512)

@@ -148,13 +148,13 @@ INTS = arrays.arrays(np.int32, arrays.array_shapes(max_dims=3, max_side=5))
 MAYBE = st.none() | arrays.arrays(np.uint32, (2, 3))
 
 
-@given(fills=st.lists(INTS, max_size=3), rows=INTS, blocks=st.none() | INTS, mask=MAYBE, turns=st.none() | st.integers(0, 9),
+@given(fills=st.lists(INTS, max_size=3), rows=INTS, blocks=st.none() | INTS, mask=MAYBE, turns=st.none() | INTS,
        scoring=st.none() | st.booleans(), plain=st.booleans())  # fmt: skip
 def test_a_step_reaches_other_hosts_as_it_is(fills, rows, blocks, mask, turns, scoring, plain) -> None:  # type: ignore[no-untyped-def]
     step = Step(admitted=[], rows=[], pieces=[], steps=3, row_bucket=8, block_bucket=2)
     inputs = HostInputs(
         rows, blocks, rows + 1, mask, None if scoring is None else np.bool_(scoring),
-        None if turns is None else np.int32(turns),
+        turns,
     )  # fmt: skip
     got = unpack(pack(Prepared(step, fills, inputs, plain)))
     assert (got.step.steps, got.step.row_bucket, got.step.block_bucket, got.plain) == (3, 8, 2, plain)

@@ -191,8 +191,10 @@ def test_a_tool_that_must_be_called(client: openai.OpenAI) -> None:
     assert call.function.name == "weather" and json.loads(call.function.arguments)["unit"] in ("C", "F")
     assert made.choices[0].finish_reason == "tool_calls"
     chunks = [c.choices[0] for c in client.chat.completions.create(**arguments, stream=True) if c.choices]  # type: ignore[call-overload]
-    [streamed] = [c.delta.tool_calls for c in chunks if c.delta.tool_calls]
-    assert streamed[0].function.name == "weather" and chunks[-1].finish_reason == "tool_calls"
+    parts = [part for c in chunks for part in c.delta.tool_calls or []]
+    assert parts[0].function.name == "weather" and {part.index for part in parts} == {0}
+    assert "".join(part.function.arguments or "" for part in parts) == call.function.arguments
+    assert chunks[-1].finish_reason == "tool_calls"
     history = [
         *arguments["messages"],
         {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
@@ -273,7 +275,7 @@ def test_pages_for_machines(server: Live) -> None:
         ("/v1/completions", {"prompt": "x" * 300}, 400, "the limit is 256"),
         ("/v1/completions", {"prompt": "x", "max_tokens": 9999}, 400, "the limit is 256"),
         ("/v1/completions", {"prompt": [300]}, 400, "not a token id"),
-        ("/v1/completions", b'{"prompt": "\\ud800"}', 400, "surrogate"),
+        ("/v1/completions", b'{"prompt": "\\ud800"}', 400, "not JSON"),
         ("/v1/completions", {"prompt": ""}, 400, "empty"),
         ("/v1/completions", {}, 400, "prompt"),
         ("/v1/completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),

@@ -60,9 +60,9 @@ def test_a_stream_gives_out_the_whole_text(
         ids = tokenizer.encode(text, special=False)
         stream, parts, at = TextStream(tokenizer), [], 0
         for cut in cuts:
-            parts.append(stream.push(ids[at : at + cut]))
+            parts.append(stream.push(ids[at : at + cut])[0])
             at += cut
-        parts.append(stream.push(ids[at:], last=True))
+        parts.append(stream.push(ids[at:], last=True)[0])
         assert "".join(parts) == stream.text == tokenizer.decode(ids)
         assert all("�" not in part for part in parts[:-1])
 
@@ -76,7 +76,7 @@ def test_a_stop_string_cuts_where_the_whole_text_would_be_cut(
         stream = TextStream(plain, stops, keep_stop=keep)
         out = ""
         for index, id in enumerate(ids):
-            out += stream.push([id], last=index == len(ids) - 1)
+            out += stream.push([id], last=index == len(ids) - 1)[0]
             assert out == stream.text
         ends = [text.find(stop) for stop in stops if stop in text]
         if not ends:
@@ -89,10 +89,10 @@ def test_a_stop_string_cuts_where_the_whole_text_would_be_cut(
 
 def test_what_may_be_a_stop_string_is_held_back(plain: ModelTokenizer) -> None:
     stream = TextStream(plain, ["END"])
-    assert [stream.push(list(part)) for part in (b"xE", b"N", b"Dy")] == ["x", "", ""]
+    assert [stream.push(list(part)) for part in (b"xE", b"N", b"Dy")] == [("x", 2), ("", 1), ("", 1)]
     stream = TextStream(plain, ["END"])
-    assert [stream.push(list(part)) for part in (b"xE", b"N", b"xE")] == ["x", "", "ENx"]
-    assert stream.push([], last=True) == "E"
+    assert [stream.push(list(part))[0] for part in (b"xE", b"N", b"xE")] == ["x", "", "ENx"]
+    assert stream.push([], last=True) == ("E", 0)
 
 
 def test_special_tokens_and_ends(bpe: ModelTokenizer, plain: ModelTokenizer) -> None:

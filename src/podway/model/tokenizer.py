@@ -45,6 +45,8 @@ class Tokenizer(Protocol):
     words: dict[str, str]  # bos_token, eos_token, ...: what chat templates call them
     template: str | None  # the chat template that came with it
     tool_template: str | None  # another one for conversations with tools, where there is one
+    special_ids: frozenset[int]  # tokens that are no part of a text
+    longest: int  # bytes of the longest token: so many times fewer tokens than bytes a text may have
     strips_first_space: bool  # a text that begins with a word of its own is decoded without the space before it
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -83,6 +85,8 @@ class ByteTokenizer:
     words: dict[str, str] = {"bos_token": "", "eos_token": "\0", "pad_token": "\0"}  # noqa: RUF012 - a constant
     template: str | None = None
     tool_template: str | None = None
+    special_ids: frozenset[int] = frozenset({0})
+    longest = 1
     strips_first_space = False
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
@@ -128,6 +132,10 @@ class FileTokenizer:
         self._byte_level = _mentions(form.get("decoder"), "ByteLevel")
         self.strips_first_space = _mentions(form.get("decoder"), "Strip") or _mentions(form.get("decoder"), "Metaspace")
         self._added = {entry["id"]: entry["content"] for entry in form.get("added_tokens") or []}
+        self.special_ids = frozenset(entry["id"] for entry in form.get("added_tokens") or [] if entry.get("special"))
+        self.longest = max(
+            (len(piece.encode()) for piece in self._tokenizer.get_vocab(with_added_tokens=True)), default=1
+        )
         self.prefix, self.suffix = self._around(settings)
         identity = [text, repr(self.prefix), repr(self.suffix), tokenizers.__version__]
         self.fingerprint = hashlib.sha256("\0".join(identity).encode()).hexdigest()
@@ -142,7 +150,9 @@ class FileTokenizer:
         return Spelled(np.array(encoding.ids, np.uint32), begins)
 
     def encode_prompt(self, text: str, special: bool) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(_clean(text), add_special_tokens=special).ids
+        # A batch of one: that call releases the interpreter while it works.
+        [found] = self._tokenizer.encode_batch([_clean(text)], add_special_tokens=special)
+        ids: list[int] = found.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -299,7 +309,8 @@ class ModelTokenizer:
         self._tool_template = self._compiled(tool_template) or self.template
         self.generation = read_json(folder / "generation_config.json")
         self.stop_ids = self._stop_ids()
-        self.strips_first_space = self._inner.strips_first_space
+        self.strips_first_space, self.special_ids = self._inner.strips_first_space, self._inner.special_ids
+        self.longest = self._inner.longest
 
     def _compiled(self, source: str | None) -> ChatTemplate | None:
         return None if source is None else ChatTemplate(source, self.words, f"the template of {self.folder.name}")
@@ -315,6 +326,10 @@ class ModelTokenizer:
     def token_bytes(self, id: int) -> bytes:
         """What a token adds to the text."""
         return self._inner.token_bytes(id)
+
+    def is_special(self, text: str) -> bool:
+        """Whether this is one of the special tokens."""
+        return self._inner.token_id(text) in self.special_ids
 
     def token(self, id: int) -> str:
         """One token as text, special ones too; bytes that are not text by themselves are escaped, as OpenAI does."""

@@ -4,8 +4,8 @@
 2. The front opens the port at once; /health says 503 and why until the model is warm.
 3. In a thread: read the shape, print the memory budget, load the weights, compile every program (kept on disk, so that the
    next start need not), begin the loops of all replicas (`replicas.py`).
-4. SIGTERM or Ctrl-C: streams get a few seconds to end, then the engines stop. The other hosts follow the front until it
-   ends.
+4. SIGTERM or Ctrl-C: /health turns to 503 and new requests are refused; those under way get --drain-seconds to end, and what
+   is left then ends with an error event. A second signal ends it at once. The other hosts follow the front until it ends.
 """
 
 import argparse
@@ -14,10 +14,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import uvicorn
@@ -27,14 +28,15 @@ from podway.model.compiled import keep_programs
 from podway.model.families import find_model
 from podway.model.shape import ModelShape
 from podway.model.tokenizer import ModelTokenizer
-from podway.serve.admission import Service
 from podway.serve.build import Options, limits_for
 from podway.serve.cache_layout import default_backend
 from podway.serve.http import make_app
 from podway.serve.options import api_keys, check, parser
 from podway.serve.replicas import Fleet
+from podway.serve.service import Service
 
-_GRACE = 15  # seconds that other hosts wait for the front's end after a signal; the front gives streams 5
+_GRACE = 15  # seconds that other hosts wait for the front's end after a signal, beside the time that it drains
+_FLUSH = 2.0  # seconds in which error events of answers that are given up reach their clients
 
 
 class _Server(uvicorn.Server):
@@ -70,7 +72,10 @@ def serve(args: argparse.Namespace, keys: list[str]) -> int:
     shape, options = find_model(args.model), options_of(args)
     limits = limits_for(shape, options, options.backend or default_backend(), 2)
     name = args.name or Path(args.model).resolve().name
-    service = Service(name, ModelTokenizer(Path(args.model), shape.vocab), limits.max_len)
+    service = Service(
+        name, ModelTokenizer(Path(args.model), shape.vocab), limits.max_len, tool_format=args.tool_format,
+        reasoning=args.reasoning,
+    )  # fmt: skip
     fleet = Fleet(service, args, log)
     if listening is None:
         return _worker(fleet, shape, options)
@@ -82,13 +87,21 @@ def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.
     service = fleet.service
     config = uvicorn.Config(make_app(service, keys), log_level="warning", timeout_graceful_shutdown=5, lifespan="off")
     server = _Server(config)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, server.handle_exit)
     failed: list[UserError] = []
+
+    def stop(*_: object) -> None:
+        if service.draining or not service.loops:
+            server.should_exit = True
+            return
+        service.draining = True
+        threading.Thread(target=drain, args=(service, server, fleet.args.drain_seconds), daemon=True).start()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
 
     def warm() -> None:
         try:
-            fleet.take_roles(fleet.warm(shape, options), _host_lost)
+            fleet.take_roles(fleet.warm(shape, options), lambda: _host_lost(service))
             service.loops = fleet.all_loops()
             place = listening.getsockname()
             log(f"{service.name} is ready at http://{place[0]}:{place[1]}/v1")
@@ -115,20 +128,39 @@ def _worker(fleet: Fleet, shape: ModelShape, options: Options) -> int:
     """Any other host: warm up, then follow the front or the leader."""
     engines = fleet.warm(shape, options)
 
-    def ends(*_: Any) -> None:
+    def ends(*_: object) -> None:
         """The same signal reaches the front, which ends first and says so; this is for when it cannot."""
-        timer = threading.Timer(_GRACE, lambda: os._exit(0))
+        timer = threading.Timer(_GRACE + fleet.args.drain_seconds, lambda: os._exit(0))
         timer.daemon = True
         timer.start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ends)
-    fleet.take_roles(engines, _host_lost)
-    return 0 if fleet.run_worker(engines) else _host_lost()
+    fleet.take_roles(engines, lambda: _host_lost(fleet.service))
+    return 0 if fleet.run_worker(engines) else _host_lost(fleet.service)
 
 
-def _host_lost() -> NoReturn:
-    """A host is gone. A program over its devices never ends, and no thread that waits for it either: leave at once."""
+def drain(service: Service, server: uvicorn.Server, seconds: float) -> None:
+    """Wait for the answers under way, end what is left after that with an error, and then the server."""
+    log(f"stopping: {len(service.open)} requests under way have {seconds:g} s to end")
+    _wait(lambda: not service.open, seconds)
+    if service.open:
+        service.fail_all(UserError("the server is stopping", "ask again later", status=503))
+        _wait(lambda: not service.open, _FLUSH)
+    server.should_exit = True
+
+
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _host_lost(service: Service) -> NoReturn:
+    """A host is gone. A program over its devices never ends, and no thread that waits for it either: tell the clients, leave."""
+    service.draining = True
+    service.fail_all(UserError("a host of this server is gone", "ask again later", status=503))
+    _wait(lambda: not service.open, _FLUSH)
     print("Error: a host of this server is gone\n  start all of them again", file=sys.stderr, flush=True)
     os._exit(1)
 

@@ -10,7 +10,7 @@ the device sees the end by itself and ignores the rest.
       put back at the front of the queue and loses its pages; it will be computed again;
    b. requests whose prompt is not computed yet get a piece of it, then the queue is admitted in order, as long as there are
       slots, pages and room in the step. Pages of a known prefix are shared;
-   c. with no prompt to compute, the rows get several tokens in one step.
+   c. with no prompt to compute, the rows get several tokens in one step (those that follow a grammar one).
 3. The engine runs the step; `absorb` takes the tokens that it read back, ends what has ended, frees its slot and pages.
 
 A freed page may be given away while a step that writes to it is still under way: steps run in order, and whoever reads the
@@ -117,6 +117,10 @@ class Row(msgspec.Struct, frozen=True):
     slot: int
     piece: int  # index of the piece; -1: its last token is the input
 
+    def turns(self, steps: int) -> int:
+        """How many tokens it gets in a step of so many: a guided one is read back after each."""
+        return 1 if self.request.guided else steps
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine does next. Pages of every request in it are in `request.pages`."""
@@ -124,7 +128,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     admitted: list[Request]  # whose slots must be filled before
     rows: list[Row]
     pieces: list[Piece]
-    steps: int  # tokens for each row
+    steps: int  # tokens for each row that is not guided
     row_bucket: int
     block_bucket: int  # 0: no prompts
 
@@ -176,6 +180,10 @@ class Batcher:
         if request.finish is None:
             self._end(request, "cancelled")
 
+    def finish(self, request: Request) -> None:
+        """End a request that has all of its answer."""
+        self._end(request, "stop")
+
     @property
     def idle(self) -> bool:
         """Nothing runs and nothing waits."""
@@ -197,7 +205,7 @@ class Batcher:
         for row in rows:
             request = row.request
             if row.piece < 0:
-                request.ahead = min(request.ahead + steps, request.limit)
+                request.ahead = min(request.ahead + row.turns(steps), request.limit)
             request.in_flight += 1
         used = sum(self._blocks(piece.count) for piece in pieces)
         return Step(
@@ -295,7 +303,11 @@ class Batcher:
 
     def _stretch(self, chosen: list[Request]) -> int:
         """How many tokens each row may get in one step: several, if the pages for them are free."""
-        steps = 1 if any(request.guided for request in chosen) else self.limits.steps
+        # A guided row takes part with one token, and the others go on in the same step: nobody is held back by it. The step is
+        # shorter then, since the guided row has its next turn after the step that follows.
+        guided = sum(request.guided for request in chosen)
+        chosen = [request for request in chosen if not request.guided]
+        steps = 1 if not chosen else max(1, self.limits.steps // 2) if guided else self.limits.steps
         while steps > 1:
             ends = [min(request.ahead + steps - 1, request.limit - 1) for request in chosen]
             missing = [max(0, self.pool.pages_for(e) - len(r.pages)) for e, r in zip(ends, chosen, strict=True)]

@@ -63,7 +63,7 @@ class HostInputs(NamedTuple):
     table_ZP: Ints
     mask_RU: Words | None
     scoring: np.bool_ | None
-    turns: np.int32 | None
+    turns_R: Ints | None
 
 
 class Prepared(NamedTuple):
@@ -246,7 +246,7 @@ class Engine:
         inputs = HostInputs(
             rows, blocks, self._table.copy(), mask_RU=words,
             scoring=None if plain or blocks is None else np.bool_(scoring),
-            turns=np.int32(step.steps) if blocks is None else None,
+            turns_R=_turns(step) if blocks is None else None,
         )  # fmt: skip
         fills = [pack(slot_inputs(group, SLOTS_PER_FILL, self.limits)) for group in groups]
         return Prepared(step, fills, inputs, plain)
@@ -293,6 +293,12 @@ class Engine:
         for index, row in enumerate(step.rows):
             rows[:, index] = row.slot, (index if row.piece < 0 else ends[row.piece]), row.piece < 0
         return rows, blocks
+
+
+def _turns(step: Step) -> Ints:
+    turns = np.zeros(step.row_bucket, np.int32)
+    turns[: len(step.rows)] = [row.turns(step.steps) for row in step.rows]
+    return turns
 
 
 def _scratch_bytes(program: Compiled) -> int:
@@ -365,7 +371,7 @@ def lower_step(
         like((limits.slots + 1, limits.table_width)),
         mask_RU=None if plain else like((rows, -(-setup.shape.vocab // 32)), np.uint32),
         scoring=like((), np.bool_) if blocks and not plain else None,
-        turns=None if blocks else like(()),
+        turns_R=None if blocks else like((rows,)),
     )
     which = (plain_mixed if blocks else plain_decode) if plain else (mixed if blocks else decode)
     out = None if mesh is None else (_shardings(state), _whole(mesh), _whole(mesh))

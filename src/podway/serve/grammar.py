@@ -1,20 +1,55 @@
 """Answers that must follow a grammar: JSON, a JSON schema, a regular expression, a choice (llguidance; no jax).
 
-`Grammars` knows the tokens of a model. `start` checks a grammar and returns a `Guide`: which tokens may come next (a bit for
-each), moved on by the tokens that came.
+`Grammars` knows the tokens of a model. `compile` checks a grammar and keeps it by its content, so that the choices of a
+request and later requests share one compilation; `start` returns a `Guide` of one answer: which tokens may come next (a bit
+for each), moved on by the tokens that came. `Grammars.prepare` compiles in a thread of its own: llguidance releases the
+interpreter, and the server's event loop goes on. A grammar that is too large or takes too long is refused.
+
+A matcher that fails (a limit of the library, a token that it did not allow) raises `GuideError`: the request then ends with
+an error, never with an answer that looks complete and is not valid.
 """
 
+import asyncio
+import hashlib
 import json
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from podway.errors import UserError
+from podway.extras import load
 from podway.model.tokenizer import ModelTokenizer
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
 Words = npt.NDArray[np.uint32]
+MAX_GRAMMAR_BYTES = 1 << 18
+MAX_OPTIONS = 10_000
+COMPILE_SECONDS = 10.0
+_KEPT = 128  # compiled grammars
+_COMPILERS = 2  # threads
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must follow: a `json_schema`, a `regex`, a `choice`, a `lark` grammar or a `structural_tag`; `source` is JSON."""
+
+    kind: str
+    source: str
+
+    @staticmethod
+    def of(kind: str, value: object) -> "Grammar":
+        return Grammar(kind, json.dumps(value))
+
+
+class GuideError(UserError):
+    """A guide that cannot go on; the request ends with this error."""
 
 
 class _Bytes:
@@ -36,59 +71,162 @@ class Grammars:
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
 
     @cached_property
-    def _inner(self) -> Any:
-        try:
-            import llguidance  # only structured output needs it
-        except ImportError:
-            raise UserError("structured output needs llguidance", "pip install 'podway[serve]'", status=501) from None
-        ends = sorted(self._tokenizer.stop_ids)
-        if self._tokenizer.path is not None:
-            return llguidance.LLTokenizer(str(self._tokenizer.path), n_vocab=self._tokenizer.vocab, eos_token=ends)
-        wrapper = llguidance.TokenizerWrapper(_Bytes(self._tokenizer.vocab))
-        return llguidance.LLTokenizer(wrapper, n_vocab=self._tokenizer.vocab, eos_token=ends)
+    def _inner(self) -> "LLTokenizer":
+        llguidance = load("llguidance", "serve", "structured output")
+        path, vocab = self._tokenizer.path, self._tokenizer.vocab
+        tokens = llguidance.TokenizerWrapper(_Bytes(vocab)) if path is None else str(path)
+        made: LLTokenizer = llguidance.LLTokenizer(tokens, n_vocab=vocab, eos_token=sorted(self._tokenizer.stop_ids))
+        return made
 
-    def start(self, kind: str, value: Any) -> "Guide":
-        """A guide for a json_schema, regex, lark grammar or choice."""
-        inner = self._inner
-        from llguidance import LLMatcher
+    async def prepare(self, grammar: Grammar) -> None:
+        """Compile a grammar beside the event loop, or say why it cannot be followed."""
+        _check_size(grammar)
+        work = asyncio.get_running_loop().run_in_executor(self._threads, self.compile, grammar)
+        try:
+            await asyncio.wait_for(asyncio.shield(work), COMPILE_SECONDS)
+        except TimeoutError:
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is nobody's any more
+            raise UserError(
+                f"the {grammar.kind} takes more than {COMPILE_SECONDS:g} s to compile", "use a simpler one"
+            ) from None
+
+    def compile(self, grammar: Grammar) -> "LLMatcher":
+        """The matcher at its start, from the last few that were compiled or anew. Never moved on: `start` copies it."""
+        key = hashlib.blake2b(f"{grammar.kind}\0{grammar.source}".encode(), digest_size=16).digest()
+        with self._lock:
+            if (found := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return found
+        _check_size(grammar)
+        made = self._compile(grammar)
+        with self._lock:
+            self._kept[key] = made
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return made
+
+    def _compile(self, grammar: Grammar) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
 
         try:
-            if kind == "json_schema":
-                # Free white space lets a model fill its answer with blanks.
-                strict: Any = {"whitespace_flexible": False}
-                grammar = LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=strict)
-            elif kind == "regex":
-                grammar = LLMatcher.grammar_from_regex(str(value))
-            elif kind == "choice":
-                options = " | ".join(json.dumps(str(option)) for option in value)
-                grammar = LLMatcher.grammar_from_lark(f"start: {options}")
-            else:
-                grammar = LLMatcher.grammar_from_lark(str(value))
+            text = _llguidance_text(grammar, self._tokenizer)
             # Silent: where what else was asked leaves no token (min_tokens past the grammar's end), it would write to stderr.
-            matcher = LLMatcher(inner, grammar, log_level=0)
+            matcher = LLMatcher(self._inner, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+            matcher.compute_bitmask()  # some limits show only when the first tokens are looked for
         except ValueError as error:
-            raise UserError(f"the {kind} cannot be followed: {error}", "change it") from None
+            raise _not_followed(grammar, str(error)) from None
         if matcher.is_error():
-            raise UserError(f"the {kind} cannot be followed: {matcher.get_error()}", "change it")
-        return Guide(matcher, -(-self._tokenizer.vocab // 32))
+            raise _not_followed(grammar, matcher.get_error())
+        return matcher
+
+    def start(self, grammar: Grammar) -> "Guide":
+        """A guide for one answer."""
+        return Guide(self.compile(grammar).deep_copy(), -(-self._tokenizer.vocab // 32), grammar.kind)
+
+
+def _check_size(grammar: Grammar) -> None:
+    if len(grammar.source) > MAX_GRAMMAR_BYTES:
+        raise UserError(
+            f"the {grammar.kind} has {len(grammar.source)} bytes, and {MAX_GRAMMAR_BYTES} are the limit",
+            "make it smaller",
+        )
+
+
+def _not_followed(grammar: Grammar, why: str) -> UserError:
+    return UserError(
+        f"the {grammar.kind} cannot be followed: {why.splitlines()[0][:300] if why else 'no reason given'}", "change it"
+    )
+
+
+def _llguidance_text(grammar: Grammar, tokenizer: ModelTokenizer) -> str:
+    """The grammar as llguidance reads it."""
+    from llguidance import LLMatcher
+
+    value: Any = json.loads(grammar.source)
+    if grammar.kind == "json_schema":
+        # Free white space lets a model fill its answer with blanks.
+        strict: Any = {"whitespace_flexible": False}
+        return LLMatcher.grammar_from_json_schema(json.dumps(value), overrides=strict)
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(str(value))
+    if grammar.kind == "choice":
+        # One regular expression: a rule with an alternative for each option meets the parser's limit on a row.
+        options = [str(option) for option in value]
+        if not options or len(options) > MAX_OPTIONS:
+            raise ValueError(f"{len(options)} options, and there must be 1 to {MAX_OPTIONS}")
+        if all(options):
+            return LLMatcher.grammar_from_regex("|".join(map(_escaped, options)))
+        raise ValueError("an option is empty")
+    if grammar.kind == "structural_tag":
+        return _structural_tag(value, tokenizer)
+    return LLMatcher.grammar_from_lark(str(value))
+
+
+def _escaped(text: str) -> str:
+    """A text as a regular expression for exactly it."""
+    return "".join(c if c.isalnum() and c.isascii() else f"\\x{{{ord(c):x}}}" for c in text)
+
+
+def _structural_tag(value: dict[str, Any], tokenizer: ModelTokenizer) -> str:
+    """Free text, and inside each pair of tags its own schema: {structures: [{begin, schema, end}], triggers: [...]}."""
+    from llguidance import StructTag
+
+    try:
+        tags = [
+            StructTag(begin=one["begin"], grammar=one["schema"], end=one["end"], trigger=_trigger(value, one["begin"]))
+            for one in value["structures"]
+        ]
+    except (KeyError, TypeError, StopIteration):
+        raise ValueError("structures need begin, schema and end, and a trigger that begins each") from None
+    return StructTag.to_grammar(tags, assume_special=all(tokenizer.is_special(tag.trigger) for tag in tags))
+
+
+def _trigger(value: dict[str, Any], begin: str) -> str:
+    return next(str(trigger) for trigger in value["triggers"] if begin.startswith(trigger))
 
 
 class Guide:
     """Where one answer stands in its grammar."""
 
-    def __init__(self, matcher: Any, words: int) -> None:
-        self._matcher, self._words = matcher, words
+    def __init__(self, matcher: "LLMatcher", words: int, kind: str) -> None:
+        self._matcher, self._words, self._kind = matcher, words, kind
 
-    def allowed(self) -> Words:
-        """A bit for each token that may come next."""
+    def allowed(self, also: Words | None = None) -> Words:
+        """A bit for each token that may come next, of those that `also` allows."""
+        raw = self._matcher.compute_bitmask()
+        self._check()
         # llguidance has a bit more than there are tokens.
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
+        allowed = np.frombuffer(raw, np.uint32)[: self._words]
+        if also is not None:
+            allowed = allowed & also
+        if not allowed.any():
+            raise _stuck(self._kind, "no token is left")
+        return allowed
 
     def advance(self, tokens: list[int]) -> None:
         """These came."""
         for token in tokens:
-            if self._matcher.is_stopped():
+            if self._matcher.is_stopped() and not self._matcher.is_error():
                 return
             self._matcher.consume_token(token)
+            self._check()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer has all that the grammar lets it have."""
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise _stuck(self._kind, str(self._matcher.get_error()))
+
+
+def _stuck(kind: str, why: str) -> GuideError:
+    first = (why.splitlines() or [""])[0][:300]
+    hint = "use a simpler one, or leave out what contradicts it"
+    return GuideError(f"the answer cannot follow its {kind}: {first}", hint, status=422)

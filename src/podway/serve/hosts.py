@@ -210,7 +210,7 @@ def unpack(raw: bytes) -> Prepared:
     inputs = HostInputs(
         rows.astype(np.int32, copy=False), None if blocks is None else blocks.astype(np.int32, copy=False),
         table.astype(np.int32, copy=False), None if mask is None else mask.astype(np.uint32, copy=False),
-        None if scoring is None else np.bool_(scoring), None if turns is None else np.int32(turns),
+        None if scoring is None else np.bool_(scoring), None if turns is None else turns.astype(np.int32, copy=False),
     )  # fmt: skip
     return Prepared(
         step, [_from_wire(fill).astype(np.int32, copy=False) for fill in message.slot_fills], inputs, message.plain

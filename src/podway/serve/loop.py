@@ -24,9 +24,9 @@ import msgspec
 import numpy as np
 
 from podway.errors import UserError
-from podway.serve.batcher import Batcher, Emitted, Request
+from podway.serve.batcher import Batcher, Emitted, Request, Step
 from podway.serve.engine import Engine, InFlightStep
-from podway.serve.grammar import Guide
+from podway.serve.grammar import Guide, GuideError, Words
 from podway.serve.metrics import Metrics
 from podway.serve.sampling_params import SamplingParams
 
@@ -57,6 +57,7 @@ class Listener(Protocol):
 
     sampling: SamplingParams
     guide: Guide | None
+    mask: Words | None  # a bit for each token that may come at any time; None: all
 
     def on_update(self, news: TokenUpdate) -> None:
         """Called from the loop's thread."""
@@ -186,18 +187,23 @@ class EngineLoop:
                 if not request.preemptions:
                     self._left_queue()
                     self.metrics.queue_seconds.observe(time.monotonic() - self._arrived[request.number])
-            masks = {
-                index: guide.allowed()
-                for index, row in enumerate(step.rows)
-                if (guide := _listener(row.request).guide) is not None
-            }
+            masks, failed = _masks(step)
             prepared = self.engine.prepare(step, masks)
             self._under_way.append(self._launcher.submit(self.engine.launch, prepared))
+            for request, error in failed:  # what the step makes of them is not read
+                self._fail(request, error)
             self.metrics.steps.inc(kind="mixed" if step.pieces else "decode")
             self.metrics.prompt_tokens.inc(sum(piece.count for piece in step.pieces))
         if self._under_way and (step is None or len(self._under_way) > DEPTH):
             self._read(self._under_way.popleft().result())
         self._count()
+
+    def _fail(self, request: Request, error: UserError) -> None:
+        if request.finish is None:
+            self.batcher.cancel(request)
+        self._forget(request)
+        self.metrics.finished.inc(reason="error")
+        _listener(request).on_update(TokenUpdate(finish="error", error=error))
 
     def _read(self, flight: InFlightStep) -> None:
         tokens = flight.tokens()
@@ -207,7 +213,14 @@ class EngineLoop:
             request = emitted.request
             listener = _listener(request)
             if listener.guide is not None:
-                listener.guide.advance(emitted.tokens)
+                try:
+                    listener.guide.advance(emitted.tokens)
+                except GuideError as error:
+                    self._fail(request, error)
+                    continue
+                if emitted.finish is None and listener.guide.complete:  # nothing more may come
+                    self.batcher.finish(request)
+                    emitted = msgspec.structs.replace(emitted, finish="stop")
             first = len(request.tokens) - len(emitted.tokens) == request.prompt_len
             if first and emitted.tokens:
                 self.metrics.first_token_seconds.observe(now - self._arrived[request.number])
@@ -252,6 +265,22 @@ class EngineLoop:
 
 def _listener(request: Request) -> Listener:
     return request.owner  # type: ignore[return-value]
+
+
+def _masks(step: Step) -> tuple[dict[int, Words], list[tuple[Request, GuideError]]]:
+    """What the grammars of the rows allow, and the requests whose grammars fail."""
+    found: dict[int, Words] = {}
+    failed: list[tuple[Request, GuideError]] = []
+    for index, row in enumerate(step.rows):
+        listener = _listener(row.request)
+        try:
+            if listener.guide is not None:
+                found[index] = listener.guide.allowed(listener.mask)
+            elif listener.mask is not None:
+                found[index] = listener.mask
+        except GuideError as error:
+            failed.append((row.request, error))
+    return found, failed
 
 
 def _pairs(ids: Any, tops: Any) -> list[tuple[int, float]]:

@@ -1,20 +1,37 @@
 """What clients send, as the OpenAI API and its users' extensions spell it, and what the engine understands (no jax).
 
-Fields that are not known are ignored, and null means the same as absence: clients send both. Everything else is checked, and
-an error names the field.
+Null means the same as absence: clients send both. A field works, is refused by name (`UNSUPPORTED`), or is one of those that
+change no answer (`WITHOUT_EFFECT`). What is none of these is ignored, and named in the header `x-ignored-fields`.
 """
 
 import json
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from podway.decoding import from_plain
 from podway.errors import UserError
-from podway.serve.sampling_params import SamplingParams
+from podway.serve.grammar import Grammar
+from podway.serve.sampling_params import BIASES, SamplingParams
 
 MAX_CHOICES = 128
+JsonValue = Any  # whatever JSON can hold
+JsonObject = dict[str, Any]
+B = TypeVar("B", bound="msgspec.Struct")
+
+# Fields of other servers that would change the answer, and the values that ask for nothing.
+UNSUPPORTED: dict[str, tuple[JsonValue, ...]] = {
+    "priority": (0,), "best_of": (), "chat_template": (), "use_beam_search": (False,), "length_penalty": (1, 1.0),
+    "logits_processors": (), "documents": ([],), "audio": (), "modalities": (["text"],), "prediction": (), "functions": ([],),
+    "function_call": ("none", "auto"), "web_search_options": (), "media_io_kwargs": (), "mm_processor_kwargs": (),
+    "guided_decoding_backend": (), "guided_whitespace_pattern": (), "kv_transfer_params": (), "vllm_xargs": (), "adapter": (),
+}  # fmt: skip
+# Fields that change no answer of this server.
+WITHOUT_EFFECT = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "request_id",
+    "spaces_between_special_tokens", "verbosity", "include_reasoning", "return_tokens_as_token_ids",
+}  # fmt: skip
 
 
 class RequestError(UserError):
@@ -27,6 +44,18 @@ class RequestError(UserError):
 
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's present name of the guided_… fields; one of them."""
+
+    json: JsonValue = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | JsonObject | None = None
 
 
 class Common(msgspec.Struct, kw_only=True):
@@ -49,12 +78,17 @@ class Common(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
     seed: int | None = None
-    user: str | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    response_format: dict[str, Any] | None = None
-    guided_json: Any = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    response_format: JsonObject | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonValue = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -63,26 +97,26 @@ class Common(msgspec.Struct, kw_only=True):
 class CompletionBody(Common, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Any = None
+    prompt: JsonValue = None
     suffix: str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
-    best_of: int | None = None
     add_special_tokens: bool | None = None
 
 
 class ChatBody(Common, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -90,8 +124,9 @@ class ChatBody(Common, kw_only=True):
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """POST /tokenize."""
 
+    model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[JsonObject] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -99,38 +134,41 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
+    model: str | None = None
     tokens: list[int]
 
 
-def read(raw: bytes, kind: type[Any]) -> Any:
-    """A body of this kind, or a `RequestError` that names the field."""
+def read(raw: bytes, kind: type[B]) -> tuple[B, list[str]]:
+    """A body of this kind, or a `RequestError` that names the field; and the fields that nothing here knows."""
     try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise RequestError("the body is not JSON") from None
+        found = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise RequestError("the body must be a JSON object")
-    if b"\\ud" in raw.lower():  # perhaps half of a character, which is JSON but no text
-        try:
-            json.dumps(found, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise RequestError("the body has half of a surrogate pair, which is not text") from None
+    given = {name: value for name, value in found.items() if value is not None}
+    unknown = given.keys() - set(kind.__struct_fields__)
+    for name in sorted(unknown & UNSUPPORTED.keys()):
+        if given[name] not in UNSUPPORTED[name] and not (name == "best_of" and given[name] == given.get("n", 1)):
+            raise RequestError(f"{name} is not supported", param=name)
     try:
-        return from_plain({k: v for k, v in found.items() if v is not None}, kind)
+        body = from_plain(given, kind)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at ")
         param = place.strip("`").removeprefix("$").removeprefix(".").split("[")[0].split(".")[0] or None
         raise RequestError(f"{param + ': ' if param else ''}{what}", param=param) from None
+    return body, sorted(name[:60] for name in unknown - UNSUPPORTED.keys() - WITHOUT_EFFECT)
 
 
-def check_range(value: Any, low: float, high: float, name: str) -> None:
+def check_range(value: float | None, low: float, high: float, name: str) -> None:
     """Refuse a number outside [low, high]; NaN is outside."""
     if value is not None and not low <= value <= high:
         raise RequestError(f"{name} is {value}, and must lie between {low:g} and {high:g}", param=name)
 
 
-def sampling_params(body: Common, vocab: int, logprobs: bool) -> SamplingParams:
-    """The sampling parameters of a body. Without a temperature it is 1, as the API has it."""
+def sampling_params(body: Common, vocab: int, logprobs: bool, defaults: JsonObject, bad: list[int]) -> SamplingParams:
+    """The sampling parameters of a body. What it leaves out has the model's own default (generation_config.json), else the
+    API's. `bad` tokens never come."""
     check_range(body.temperature, 0, 100, "temperature")
     check_range(body.top_p, 0, 1, "top_p")
     check_range(body.min_p, 0, 1, "min_p")
@@ -140,25 +178,52 @@ def sampling_params(body: Common, vocab: int, logprobs: bool) -> SamplingParams:
     check_range(body.repetition_penalty, 0.01, 100, "repetition_penalty")
     check_range(body.n, 1, MAX_CHOICES, "n")
     check_range(body.seed, -(1 << 63), 1 << 64, "seed")
-    temperature = 1.0 if body.temperature is None else body.temperature
+
+    def given(name: str, otherwise: float) -> float:
+        value = getattr(body, name)
+        return float(defaults.get(name, otherwise) if value is None else value)
+
+    temperature = given("temperature", 1.0)
     return SamplingParams(
         temperature=0.0 if temperature < 1e-5 else temperature,
-        top_k=max(0, body.top_k or 0),
-        top_p=1.0 if body.top_p is None else max(body.top_p, 1e-6),
-        min_p=body.min_p or 0.0,
+        top_k=max(0, int(given("top_k", 0))),
+        top_p=max(given("top_p", 1.0), 1e-6),
+        min_p=given("min_p", 0.0),
         presence=body.presence_penalty or 0.0,
         frequency=body.frequency_penalty or 0.0,
-        repetition=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        repetition=given("repetition_penalty", 1.0),
         seed=int.from_bytes(os.urandom(4), "big") if body.seed is None else body.seed & 0xFFFFFFFF,
-        logit_bias=_biases(body.logit_bias or {}, vocab),
+        logit_bias=_biases(body.logit_bias or {}, vocab, bad),
         logprobs=logprobs,
     )
 
 
-def _biases(asked: dict[str, float], vocab: int) -> tuple[tuple[int, float], ...]:
-    if len(asked) > 300:
-        raise RequestError(f"logit_bias has {len(asked)} entries, and may have 300", param="logit_bias")
-    found = []
+def sampling_defaults(generation: JsonObject) -> JsonObject:
+    """The sampling parameters that a generation_config.json recommends, as far as they are possible."""
+    bounds = {
+        "temperature": (0, 100),
+        "top_p": (0, 1),
+        "top_k": (0, 1 << 30),
+        "min_p": (0, 1),
+        "repetition_penalty": (0.01, 100),
+    }
+    found = {}
+    for name, (low, high) in bounds.items():
+        value = generation.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+            found[name] = value
+    return found
+
+
+_NEVER = -1e9  # added to the logit of a token that must not come
+
+
+def _biases(asked: dict[str, float], vocab: int, bad: list[int]) -> tuple[tuple[int, float], ...]:
+    if len(asked) + len(bad) > BIASES:
+        raise RequestError(
+            f"logit_bias and bad_words have {len(asked) + len(bad)} tokens, and may have {BIASES}", param="logit_bias"
+        )
+    found = [(id, _NEVER) for id in bad]
     for key, value in asked.items():
         if not (key.isascii() and key.isdigit()) or len(key) > 9 or int(key) >= vocab:
             raise RequestError(f"logit_bias: {key[:40]!r} is not a token id below {vocab}", param="logit_bias")
@@ -175,33 +240,55 @@ def stops_of(body: Common) -> list[str]:
     return stops
 
 
-def grammar_of(body: Common) -> tuple[str, Any] | None:
-    """Which grammar the answer must follow, if any: (kind, value)."""
+def grammar_of(body: Common) -> Grammar | None:
+    """Which grammar the answer must follow, if any."""
     asked = body.response_format or {}
     kind = asked.get("type", "text")
     if kind == "json_object":
-        return "json_schema", {"type": "object"}
+        return Grammar.of("json_schema", {"type": "object"})
     if kind == "json_schema":
         inner = asked.get("json_schema")
         schema = inner.get("schema") if isinstance(inner, dict) else None
         if not isinstance(schema, dict | bool):
             raise RequestError("response_format.json_schema.schema is missing", param="response_format")
-        return "json_schema", schema
+        return Grammar.of("json_schema", schema)
+    if kind == "structural_tag":
+        return Grammar.of("structural_tag", asked)
     if kind != "text":
         raise RequestError(f"response_format: unknown type {str(kind)[:40]!r}", param="response_format")
-    if body.guided_json is not None:
+    return _structured(body.structured_outputs) or _structured(
+        StructuredOutputs(
+            json=body.guided_json, regex=body.guided_regex, choice=body.guided_choice, grammar=body.guided_grammar
+        ),
+        "guided_",
+    )
+
+
+def _structured(asked: StructuredOutputs | None, prefix: str = "structured_outputs.") -> Grammar | None:
+    if asked is None:
+        return None
+    given = [name for name in asked.__struct_fields__ if getattr(asked, name) is not None]
+    if not given or (given == ["json_object"] and not asked.json_object):
+        return None
+    if len(given) > 1:
+        raise RequestError(
+            f"{' and '.join(prefix + name for name in given)}: give one of them", param=prefix + given[0]
+        )
+    [name] = given
+    value = getattr(asked, name)
+    param = prefix.partition(".")[0] if "." in prefix else prefix + name
+    if name in ("json", "structural_tag") and isinstance(value, str):
         try:
-            schema = json.loads(body.guided_json) if isinstance(body.guided_json, str) else body.guided_json
-        except ValueError:
-            raise RequestError("guided_json is not JSON", param="guided_json") from None
-        return "json_schema", schema
-    for name in ("guided_regex", "guided_choice", "guided_grammar"):
-        if (value := getattr(body, name)) is not None:
-            return name.removeprefix("guided_"), value
-    return None
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise RequestError(f"{prefix}{name} is not JSON", param=param) from None
+    if name == "choice" and not value:
+        raise RequestError(f"{prefix}choice is empty", param=param)
+    kinds = {"json": "json_schema", "grammar": "lark", "json_object": "json_schema"}
+    return Grammar.of(kinds.get(name, name), {"type": "object"} if name == "json_object" else value)
 
 
-def error_body(error: UserError) -> dict[str, Any]:
+def error_body(error: UserError) -> JsonObject:
     """The shape of every error."""
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     default = "server_error" if error.status >= 500 else "invalid_request_error"

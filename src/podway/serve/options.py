@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from podway.errors import UserError
+from podway.serve.output_parser import TOOL_FORMATS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,6 +34,12 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--memory-fraction", type=float, default=0.9, help="of a device's memory (default: 0.9)")
     add("--compile-cache", type=Path, help="where compiled programs are kept (default: ~/.cache/podway/compiled)")
+    add("--tool-format", choices=TOOL_FORMATS, help="how the model writes tool calls (default: by its chat template)")
+    add(
+        "--reasoning", action=argparse.BooleanOptionalAction, default=None,
+        help="whether the model thinks between <think> and </think> (default: by its chat template)",
+    )  # fmt: skip
+    add("--drain-seconds", type=float, default=30.0, help="time for requests under way after SIGTERM (default: 30)")
     add("--random", action="store_true", help="random weights, to try it out or to measure")
     return made
 
@@ -47,6 +54,8 @@ def check(args: argparse.Namespace) -> None:
     for name in ("tp", "replicas", "max_queue", "decode_steps"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name)}", "it must be at least 1")
+    if not 0 <= args.drain_seconds <= 86_400:
+        raise UserError(f"--drain-seconds is {args.drain_seconds:g}", "it must lie between 0 and 86400")
     if not 0 <= args.port < 65536:
         raise UserError(f"--port is {args.port}", "a port lies between 0 and 65535")
     if not 0.05 <= args.memory_fraction <= 0.99:

@@ -47,14 +47,14 @@ class Setup:
 
 
 class StepInputs(NamedTuple):
-    """What the host sends with a step. A plain step has no mask; one with prompts has blocks, and one without has `turns`."""
+    """What the host sends with a step. A plain step has no mask; one with prompts has blocks, and one without has turns."""
 
     rows: jax.Array  # (3, R): slot, where its last token comes out, whether that token is an input of its own
     blocks: jax.Array | None  # (3, N): slot, first position, tokens
     table_ZP: jax.Array
     mask_RU: jax.Array | None = None  # a bit for each token that the grammar allows
     scoring: jax.Array | None = None  # bool: log probabilities of prompts are wanted
-    turns: jax.Array | None = None  # tokens for each row, at most `Limits.steps`
+    turns_R: jax.Array | None = None  # tokens for each row, at most `Limits.steps`
 
 
 class State(NamedTuple):
@@ -163,18 +163,18 @@ def _mixed_logits(
 
 
 def decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[State, Sampled, None]:
-    """`turns` tokens for each row, or fewer where it ends (-1 from there on)."""
-    slot_R, turns, mask_RU = step.rows[0], step.turns, step.mask_RU
-    assert turns is not None and mask_RU is not None
+    """`turns_R` tokens for the rows, or fewer where one ends (-1 from there on)."""
+    slot_R, turns_R, mask_RU = step.rows[0], step.turns_R, step.mask_RU
+    assert turns_R is not None and mask_RU is not None
     sampling = _rows_sampling(state, slot_R)
 
     def goes_on(loop: tuple[jax.Array, State, Sampled]) -> jax.Array:
         number, state, _ = loop
-        return (number < turns) & _live(state, sampling, slot_R).any()
+        return (_live(state, sampling, slot_R) & (number < turns_R)).any()
 
     def turn(loop: tuple[jax.Array, State, Sampled]) -> tuple[jax.Array, State, Sampled]:
         number, state, out = loop
-        live_R = _live(state, sampling, slot_R)
+        live_R = _live(state, sampling, slot_R) & (number < turns_R)
         state, logits_RV = _decode_logits(setup, tree, state, slot_R, live_R, step.table_ZP)
         state, sampled = _choose(state, sampling, slot_R, live_R, logits_RV, mask_RU)
         return number + 1, state, jax.tree.map(lambda all, one: all.at[number].set(one), out, sampled)
@@ -186,14 +186,14 @@ def decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[St
 
 
 def plain_decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[State, Sampled, None]:
-    """The same for rows that want the most likely token. It always makes all turns: those past `turns` change nothing."""
-    slot_R, turns, most = step.rows[0], step.turns, setup.limits.steps
-    assert turns is not None
+    """The same for rows that want the most likely token. It always makes all turns: those past `turns_R` change nothing."""
+    slot_R, turns_R, most = step.rows[0], step.turns_R, setup.limits.steps
+    assert turns_R is not None
     sampling = _rows_sampling(state, slot_R)
 
     def turn(number: jax.Array, loop: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
         state, out = loop
-        live_R = _live(state, sampling, slot_R) & (number < turns)
+        live_R = _live(state, sampling, slot_R) & (number < turns_R)
         state, logits_RV = _decode_logits(setup, tree, state, slot_R, live_R, step.table_ZP)
         state, token_R = _take(state, sampling, slot_R, live_R, _most_likely(logits_RV))
         return state, out.at[number].set(token_R)

@@ -19,11 +19,12 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from podway.decoding import from_msgpack
 from podway.errors import UserError
 from podway.serve.batcher import Request
-from podway.serve.grammar import Grammars, Guide
+from podway.serve.grammar import Grammar, Grammars, Guide
 from podway.serve.hosts import frames, send
 from podway.serve.loop import EngineLoop, TokenScore, TokenUpdate
 from podway.serve.metrics import Metrics
@@ -42,7 +43,9 @@ class SubmitMessage(msgspec.Struct, tag=True, array_like=True, kw_only=True):
     min_tokens: int
     scores_prompt: bool
     sampling: SamplingParams
-    grammar: tuple[str, Any] | None
+    grammar: Grammar | None
+    mask: bytes | None  # of `Listener.mask`
+    salt: bytes
 
 
 class CancelMessage(msgspec.Struct, tag=True, array_like=True):
@@ -119,7 +122,8 @@ class RemoteLoop:
             SubmitMessage(
                 key=key, prompt=request.tokens, max_tokens=request.limit - request.prompt_len,
                 stop_ids=sorted(request.stop_ids), min_tokens=request.min_tokens, scores_prompt=request.scores_prompt,
-                sampling=owner.sampling, grammar=owner.grammar,
+                sampling=owner.sampling, grammar=owner.grammar, salt=request.salt,
+                mask=None if owner.mask is None else owner.mask.tobytes(),
             )
         )  # fmt: skip
 
@@ -177,6 +181,7 @@ class _Forward:
         self, connection: _Connection, asked: SubmitMessage, guide: Guide | None, open_: dict[int, Request]
     ) -> None:
         self.sampling, self.guide = asked.sampling, guide
+        self.mask = None if asked.mask is None else np.frombuffer(asked.mask, np.uint32)
         self._connection, self._key, self._open = connection, asked.key, open_
 
     def on_update(self, news: TokenUpdate) -> None:
@@ -211,11 +216,11 @@ def answer_front(connection: socket.socket, loop: EngineLoop, grammars: Grammars
 def _begin(
     connection: _Connection, asked: SubmitMessage, loop: EngineLoop, grammars: Grammars, open_: dict[int, Request]
 ) -> None:
-    guide = grammars.start(*asked.grammar) if asked.grammar else None
+    guide = grammars.start(asked.grammar) if asked.grammar else None
     listener = _Forward(connection, asked, guide, open_)
     request = Request(
         str(asked.key), asked.prompt, asked.max_tokens, stop_ids=frozenset(asked.stop_ids), min_tokens=asked.min_tokens,
-        guided=guide is not None, scores_prompt=asked.scores_prompt, owner=listener,
+        guided=guide is not None, scores_prompt=asked.scores_prompt, salt=asked.salt, owner=listener,
     )  # fmt: skip
     open_[asked.key] = request
     try:

@@ -28,13 +28,13 @@ from podway.model.layout import SERVE_RULES, MeshShape
 from podway.model.mesh import make_mesh
 from podway.model.shape import ModelShape
 from podway.model.weights import load_weights
-from podway.serve.admission import Service
 from podway.serve.build import Options, budget, build, compute_dtype, device_bytes
 from podway.serve.engine import Engine
 from podway.serve.hosts import Address, Followers, HostListener, addresses, follow, groups_of, join
 from podway.serve.loop import EngineLoop, Loop
 from podway.serve.metrics import Metrics
 from podway.serve.remote import RemoteLoop, answer_front
+from podway.serve.service import Service
 
 _FRONT = 1 << 16  # what the front says its number is when it comes for replica n: _FRONT + n
 

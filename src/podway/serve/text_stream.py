@@ -34,8 +34,18 @@ class TextStream:
         self.stopped = False
         self.text = ""  # all that was given out
 
-    def push(self, ids: Sequence[int], last: bool = False) -> str:
-        """The text that is certain now; with `last` all of it."""
+    def push(self, ids: Sequence[int], last: bool = False) -> tuple[str, int]:
+        """The text that is certain now, with `last` all of it; and how many of these ids came before or in a stop string."""
+        if not self._stops:
+            return self._push(ids, last), len(ids)
+        out, used = "", 0
+        for used, id in enumerate(ids, 1):
+            out += self._push([id], False)
+            if self.stopped:
+                return out, used
+        return out + (self._push([], True) if last else ""), used
+
+    def _push(self, ids: Sequence[int], last: bool) -> str:
         if self.stopped:
             return ""
         self._ids += ids

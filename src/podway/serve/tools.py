@@ -1,25 +1,21 @@
-"""Tool calls: what a model must write when it has to call one, and what of its text is a call (no jax).
+"""Tools: which may be called, and what a model must write when it has to call one (no jax).
 
-A model that may call (`auto`) writes calls the way its template taught it; two ways are known: JSON between <tool_call> and
-</tool_call> (Hermes, Qwen), and a bare JSON object with name and parameters (Llama 3). A model that must call (`required`,
-or one tool by name) is held to the second form by a grammar.
+A model that may call (`auto`) writes calls the way its template taught it (`output_parser.py`). One that must call (`required`,
+or one tool by name) is held to a bare JSON object with name and parameters by a grammar.
 """
 
-import json
-import re
-import uuid
-from typing import Any
+from podway.serve.openai import ChatBody, JsonObject, JsonValue, RequestError
+from podway.serve.output_events import Schemas
 
-from podway.serve.openai import ChatBody, RequestError
-
-_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.S)
-_OPENINGS = ("<tool_call>", "{", "[")
+MAX_TOOLS = 512
 
 
-def wanted_tools(body: ChatBody) -> list[dict[str, Any]]:
+def wanted_tools(body: ChatBody) -> list[JsonObject]:
     """The tools that the model may call; each must have a name."""
     if not body.tools or body.tool_choice == "none":
         return []
+    if len(body.tools) > MAX_TOOLS:
+        raise RequestError(f"{len(body.tools)} tools, and {MAX_TOOLS} are the limit", param="tools")
     for tool in body.tools:
         function = tool.get("function")
         if tool.get("type", "function") != "function" or not isinstance(function, dict):
@@ -29,7 +25,7 @@ def wanted_tools(body: ChatBody) -> list[dict[str, Any]]:
     return body.tools
 
 
-def forced_schema(body: ChatBody, tools: list[dict[str, Any]]) -> dict[str, Any] | None:
+def forced_schema(body: ChatBody, tools: list[JsonObject]) -> JsonObject | None:
     """The JSON schema of a call that must be made, or None where the model decides."""
     choice = body.tool_choice
     if choice in (None, "auto", "none") or not tools:
@@ -57,7 +53,7 @@ def forced_schema(body: ChatBody, tools: list[dict[str, Any]]) -> dict[str, Any]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-def _parameters(schema: Any) -> Any:
+def _parameters(schema: JsonValue) -> JsonObject:
     """The schema of a function's arguments. Where it names some and does not speak of others, there are no others: a model
     that makes up arguments calls a function that has none of them (and some clients strip `additionalProperties`)."""
     if not isinstance(schema, dict) or not schema:
@@ -65,31 +61,7 @@ def _parameters(schema: Any) -> Any:
     return {"additionalProperties": False, **schema} if schema.get("properties") else schema
 
 
-def may_be_call(text: str) -> bool | None:
-    """Whether an answer that begins so is a call; None: too early to say."""
-    start = text.lstrip()
-    if any(start.startswith(opening) for opening in _OPENINGS):
-        return True
-    return None if any(opening.startswith(start) for opening in _OPENINGS) else False
-
-
-def calls_in(text: str, tools: list[dict[str, Any]]) -> tuple[str | None, list[dict[str, Any]]]:
-    """(the text around the calls, the calls) of a whole answer."""
-    names = {tool["function"]["name"] for tool in tools}
-    pieces = _TAGGED.findall(text)
-    rest = _TAGGED.sub("", text).strip() if pieces else ""
-    found: list[Any] = []
-    for piece in pieces or [text]:
-        try:
-            value = json.loads(piece)
-        except ValueError:
-            continue
-        found += value if isinstance(value, list) else [value]
-    calls = []
-    for value in found:
-        if isinstance(value, dict) and value.get("name") in names:
-            arguments = value.get("arguments", value.get("parameters", {}))
-            written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            function = {"name": value["name"], "arguments": written}
-            calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
-    return (rest or None, calls) if calls else (text, [])
+def schemas_of(tools: list[JsonObject]) -> Schemas:
+    """The schemas of the functions' arguments by name, as the parser of answers wants them."""
+    parameters = ((tool["function"]["name"], tool["function"].get("parameters")) for tool in tools)
+    return {name: schema if isinstance(schema, dict) else {} for name, schema in parameters}

@@ -1,0 +1,247 @@
+"""Requests that would harm others, and fields that must not be ignored: each was a defect of the running server."""
+
+import json
+import threading
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from podway.serve import grammar as grammars
+from podway.serve.grammar import Grammars
+from tests.conftest import wait_until
+from tests.serve.live import Live, live
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with live(tmp_path_factory.mktemp("model")) as running:
+        yield running
+        running.wait_until_empty()
+
+
+def complete(server: Live, **body: object) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 8, **body}, timeout=60)
+
+
+def chat(server: Live, **body: object) -> httpx.Response:
+    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, **body}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=60)
+
+
+# --- nothing long on the event loop
+
+
+def test_a_grammar_is_compiled_once_and_beside_the_event_loop(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    compile_ = Grammars._compile
+
+    def watched(self: Grammars, grammar: grammars.Grammar) -> object:
+        threads.append(threading.current_thread().name)
+        return compile_(self, grammar)
+
+    monkeypatch.setattr(Grammars, "_compile", watched)
+    for _ in range(2):
+        answer = complete(server, n=8, guided_choice=["first", "second"]).json()
+        assert {choice["text"] for choice in answer["choices"]} <= {"first", "second"}
+    assert len(threads) == 1 and threads[0].startswith("grammar")
+
+
+def test_a_grammar_that_is_too_large_or_too_slow_is_refused(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20_000)}}
+    refused = complete(server, guided_json=large)
+    assert refused.status_code == 400 and "bytes" in refused.json()["error"]["message"]
+    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.05)
+    release = threading.Event()
+    monkeypatch.setattr(Grammars, "_compile", lambda self, grammar: release.wait(30))
+    try:
+        slow = complete(server, guided_regex="slow")
+    finally:
+        release.set()
+    assert slow.status_code == 400 and "to compile" in slow.json()["error"]["message"]
+
+
+def test_what_is_too_long_is_refused_before_it_is_tokenized(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(server.service.tokenizer, "encode", refuse)
+    monkeypatch.setattr(server.service.tokenizer, "render", refuse)
+    many = [{"role": "user", "content": "a"}] * 100_000
+    answers = [
+        complete(server, prompt="x" * 1_000_000), complete(server, prompt=[5] * 100_000), chat(server, messages=many),
+        chat(server, messages=[{"role": "user", "content": "x" * 1_000_000}]),
+        chat(server, tools=[{"type": "function", "function": {"name": "f"}}] * 1000),
+        httpx.post(f"{server.url}/tokenize", json={"prompt": "x" * (5 << 20)}, timeout=60),
+    ]  # fmt: skip
+    assert [answer.status_code for answer in answers] == [400] * len(answers)
+    assert httpx.post(f"{server.url}/tokenize", content=b" " * (9 << 20), timeout=60).status_code == 413
+
+
+def test_long_texts_are_tokenized_in_threads(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    encode = server.service.tokenizer.encode
+    monkeypatch.setattr(
+        server.service.tokenizer, "encode",
+        lambda *given: threads.append(threading.current_thread().name) or encode(*given),
+    )  # fmt: skip
+    assert httpx.post(f"{server.url}/tokenize", json={"prompt": "x" * 100_000}, timeout=60).json()["count"] == 100_000
+    assert threads[0].startswith("text")
+
+
+# --- answers that are valid or errors
+
+
+def test_a_choice_of_thousands_is_one_of_them(server: Live) -> None:
+    options = [f"option {number}" for number in range(2000)]
+    made = complete(server, guided_choice=options, max_tokens=30, seed=4).json()["choices"][0]
+    assert made["text"] in options and made["finish_reason"] == "stop"
+    assert complete(server, guided_choice=[]).status_code == 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_cannot_go_on_is_an_error_and_never_an_answer(server: Live, stream: bool) -> None:
+    """The one choice needs tokens that are not allowed: from the first on, or after one that was."""
+    for allowed in ([97, 98], [121]):
+        answer = complete(server, guided_choice=["yes"], allowed_token_ids=allowed, stream=stream)
+        text = answer.text.strip().split("data: ")[-1] if stream else answer.text
+        assert "cannot follow its choice" in json.loads(text)["error"]["message"]
+    made = complete(server, guided_choice=["yes"], min_tokens=6).json()["choices"][0]
+    assert (made["text"], made["finish_reason"]) == ("yes", "stop"), "what the grammar has is all there is"
+
+
+# --- clients that leave
+
+
+def test_a_queued_stream_whose_client_has_left_leaves_the_queue(server: Live) -> None:
+    """The engine is held up, so that what is asked waits for certain."""
+    go_on = threading.Event()
+    server.loop._asked.put(lambda: go_on.wait(60) and None)
+    before = server.loop.metrics.prompt_tokens.value()
+    body = {"prompt": "x" * 20, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    try:
+        for _ in range(5):
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{server.url}/v1/completions", json=body, timeout=httpx.Timeout(60, read=0.2))
+        wait_until(lambda: not server.service.open, 30, "the server to see that its clients have left")
+    finally:
+        go_on.set()
+    server.wait_until_empty(30)
+    assert server.loop.metrics.prompt_tokens.value() == before, "nothing was computed for them"
+
+
+# --- log probabilities and usage
+
+
+def test_tokens_after_a_stop_string_are_not_counted(server: Live) -> None:
+    free = complete(server, prompt="q", max_tokens=30, temperature=0, ignore_eos=True).json()["choices"][0]["text"]
+    stop = free[4:6]
+    expected = free[: free.index(stop)]
+    made = complete(server, prompt="q", max_tokens=30, temperature=0, ignore_eos=True, stop=stop, logprobs=1).json()
+    tokens = made["choices"][0]["logprobs"]["tokens"]
+    assert made["choices"][0]["text"] == expected
+    assert made["usage"]["completion_tokens"] == len(tokens) == len(made["choices"][0]["logprobs"]["text_offset"])
+    assert len("".join(tokens).encode()) < len(free.encode())
+
+
+def test_cached_tokens_are_not_counted_for_every_choice(server: Live) -> None:
+    prompt = "a prompt of several pages, asked twice"
+    complete(server, prompt=prompt)
+    found = complete(server, prompt=prompt, n=4).json()["usage"]
+    assert 0 < found["prompt_tokens_details"]["cached_tokens"] <= found["prompt_tokens"] == len(prompt)
+
+
+def test_offsets_count_characters(server: Live) -> None:
+    prompt = "é日x"
+    made = complete(server, prompt=prompt, echo=True, logprobs=1, max_tokens=1, temperature=0).json()["choices"][0]
+    assert made["logprobs"]["text_offset"][:6] == [0, 0, 1, 1, 1, 2]
+    assert made["logprobs"]["tokens"][0] == "bytes:\\xc3"
+
+
+# --- fields
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("priority", 3), ("best_of", 4), ("chat_template", "{{ messages }}"), ("use_beam_search", True), ("suffix", "x"),
+        ("bad_words", ["several tokens"]), ("allowed_token_ids", []), ("truncate_prompt_tokens", 0), ("documents", [{}]),
+        ("structured_outputs", {"choice": []}), ("structured_outputs", {"regex": "a", "choice": ["b"]}),
+        ("structured_outputs", {"nothing": 1}), ("guided_json", "{"),
+    ],
+)  # fmt: skip
+def test_fields_that_cannot_be_heeded_are_refused_by_name(server: Live, field: str, value: object) -> None:
+    refused = complete(server, **{field: value})
+    assert refused.status_code == 400 and field.partition("_outputs")[0] in refused.json()["error"]["message"], (
+        refused.text
+    )
+
+
+def test_fields_of_other_servers_that_work(server: Live) -> None:
+    assert complete(server, structured_outputs={"choice": ["yes", "no"]}).json()["choices"][0]["text"] in ("yes", "no")
+    assert complete(server, structured_outputs={"regex": "[ab]{3}"}).json()["choices"][0]["text"].strip("ab") == ""
+    tag = {"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f>"]}
+    assert complete(server, response_format={"type": "structural_tag", **tag}).status_code == 200
+    only = complete(server, allowed_token_ids=[97, 98], max_tokens=12).json()["choices"][0]["text"]
+    assert set(only) <= {"a", "b"} and len(only) == 12
+    free = complete(server, temperature=0, ignore_eos=True).json()["choices"][0]["text"]
+    kept_out = complete(server, temperature=0, ignore_eos=True, bad_words=[free[0]]).json()["choices"][0]["text"]
+    assert free[0] not in kept_out
+    short = complete(server, prompt="0123456789", truncate_prompt_tokens=3, return_token_ids=True).json()
+    assert short["choices"][0]["prompt_token_ids"] == list(b"789") and short["usage"]["prompt_tokens"] == 3
+    assert len(short["choices"][0]["token_ids"]) == short["usage"]["completion_tokens"]
+    assert complete(server, best_of=1, priority=0, n=1).status_code == 200
+
+
+def test_a_cache_salt_keeps_prompts_apart(server: Live) -> None:
+    prompt = "another prompt of more than one page"
+    complete(server, prompt=prompt, cache_salt="mine")
+
+    def cached(**more: object) -> int:
+        found = complete(server, prompt=prompt, **more).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return int(found)
+
+    assert cached(cache_salt="yours") == 0 and cached(cache_salt="mine") > 0
+
+
+def test_unknown_fields_are_named_in_a_header(server: Live) -> None:
+    answer = complete(server, surprise=1, user="me", metadata={})
+    assert answer.status_code == 200 and answer.headers["x-ignored-fields"] == "surprise"
+    assert "x-ignored-fields" not in complete(server, user="me").headers
+
+
+def test_usage_with_every_event(server: Live) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        asked = {"model": "tiny", "prompt": "x", "max_tokens": 12, "stream": True, "stream_options": options}
+        events = list(client.completions.create(**asked, extra_body={"ignore_eos": True}))  # type: ignore[call-overload]
+    counts = [event.usage.completion_tokens for event in events]
+    assert counts == sorted(counts) and counts[-1] == 12 and counts[0] > 0
+
+
+# --- the end
+
+
+def test_a_server_that_drains_refuses_and_then_ends_streams_with_an_error(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    from podway.serve.__main__ import drain
+
+    class Ending:
+        should_exit = False
+
+    with live(tmp_path_factory.mktemp("drained")) as server:
+        body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True, "n": 8}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.service.draining = True
+            assert httpx.get(f"{server.url}/health").status_code == 503
+            assert complete(server).status_code == 503
+            ending = Ending()
+            drain(server.service, ending, 0.0)  # type: ignore[arg-type]
+            assert ending.should_exit
+            last = [line for line in lines if line][-1]
+        assert "the server is stopping" in last
+        server.wait_until_empty()
