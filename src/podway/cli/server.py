@@ -55,13 +55,17 @@ def command() -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on.  [default: any free one]")
 @click.option("--db", metavar="URL", default="", help="postgresql://... for a team.  [default: SQLite in PODWAY_HOME]")
+@click.option(
+    "--allow-local", is_flag=True, help="Let people with a token simulate slices here, as this server's user."
+)
 @click.option("--foreground", is_flag=True, help="Log here instead of in PODWAY_HOME/server.log.")
-def run(host: str, port: int, db: str, foreground: bool) -> None:
+def run(host: str, port: int, db: str, allow_local: bool, foreground: bool) -> None:
     """Run a server in this process, until Ctrl-C."""
     environment = {**os.environ, "PODWAY_DB": db} if db else dict(os.environ)  # not argv: the URL may hold a password
     argv = [sys.executable, "-m", "podway.server.main", "--host", host, "--port", str(port)]
+    flags = [*(["--allow-local"] if allow_local else []), *(["--foreground"] if foreground else [])]
     sys.stdout.flush()
-    os.execve(sys.executable, [*argv, "--foreground"] if foreground else argv, environment)
+    os.execve(sys.executable, [*argv, *flags], environment)
 
 
 @command.command()

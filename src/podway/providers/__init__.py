@@ -236,10 +236,15 @@ def open_provider(name: str, root: Path) -> Provider:
 
 
 class ProviderSet:
-    """The providers of one Podway home, each opened when it is first asked for."""
+    """The providers of one Podway home, each opened when it is first asked for.
 
-    def __init__(self, root: Path) -> None:
+    `on_server`: whether people may launch on providers whose hosts are processes of the server's own machine and user. What is
+    there already is looked after in any case.
+    """
+
+    def __init__(self, root: Path, *, on_server: Callable[[], bool] = lambda: True) -> None:
         self._root = root
+        self._on_server = on_server
         self._opened: dict[str, Provider] = {}
 
     def __call__(self, name: str) -> Provider:
@@ -248,11 +253,22 @@ class ProviderSet:
             self._opened[name] = open_provider(name, self._root)
         return self._opened[name]
 
+    def for_people(self, name: str) -> Provider:
+        """The provider of that name, where people who have a token may use it."""
+        if row_of(name).on_server and not self._on_server():
+            raise UserError(
+                f"{name} is off on this server: its jobs would run as the server's own user",
+                "choose another --infra; an administrator turns it on with: podway server run --allow-local",
+                status=403,
+            )
+        return self(name)
+
     def usual(self) -> list[str]:
         """Whom to ask where a task names no provider: those that are set up, and the simulated ones last."""
         rows = provider_rows().values()
         real = [row.name for row in rows if row.configured and not row.simulated and self._is_set_up(row)]
-        return [*real, *simulated_names()]
+        off = real and not self._on_server()  # with nothing else to ask, its refusal is the answer
+        return [*real, *(name for name in simulated_names() if not (off and row_of(name).on_server))]
 
     def _is_set_up(self, row: ProviderRow) -> bool:
         try:

@@ -47,6 +47,8 @@ from podway.server.routing import Services
 from podway.server.tokens import TokenCache
 from podway.version import __version__
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
 log = logging.getLogger("podway.server")
 # Three kinds of work in threads of their own, so that none waits for another: answers (database only), requests that may ask a
 # cloud, and what the controllers do.
@@ -84,6 +86,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--db", default="")
     parser.add_argument("--foreground", action="store_true")
+    parser.add_argument("--allow-local", action="store_true")
     parser.add_argument("--started-by-command", action="store_true")  # which may restart it with other settings
     return parser.parse_args(argv)
 
@@ -96,7 +99,13 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     quick = ThreadPoolExecutor(QUICK_THREADS, "quick")
     slow = ThreadPoolExecutor(SLOW_THREADS, "slow")
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(BACKGROUND_THREADS, "background"))
-    provider = ProviderSet(place)
+    allow_local = options.allow_local or bool(os.environ.get("PODWAY_ALLOW_LOCAL"))
+
+    def on_server() -> bool:
+        """Alone on this machine a person may simulate slices; whoever has a token is not to become the server's user."""
+        return allow_local or (options.host in LOOPBACK and not store.people.tokens())
+
+    provider = ProviderSet(place, on_server=on_server)
     blobs, archive = BlobStore(place / "blobs"), Archive(place / "logs")
     vault = SecretVault(place / "secret.key")
     cache = place / "jax-cache"
@@ -110,7 +119,9 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         owner=owner_name(),
     )
     reconciler = Reconciler(parts, notifier.publish)
-    control = Control(store=store, vault=vault, provider=provider, wake=reconciler.wake, usual=provider.usual)
+    control = Control(
+        store=store, vault=vault, provider=provider.for_people, wake=reconciler.wake, usual=provider.usual
+    )
     orphans = OrphanScanner(store, provider)
     tokens = TokenCache(store.people, token, getpass.getuser())
     tokens.reload()
