@@ -1,5 +1,6 @@
 """Jobs as a person meets them: the gang, the queue, hostile processes, secrets, autostop, JAX over every host."""
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -7,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from podway.errors import ProviderError, UserError
+from podway.hosts.blobs import BlobStore
+from podway.hosts.link import AgentLink, local_opener
+from podway.hosts.manifest import FileTree
+from podway.hosts.sync import sync
+from podway.hosts.tree import scan
 from podway.task.task import Autostop, Task
 from tests.conftest import wait_until
 from tests.e2e.harness import FOUR_HOSTS, Podway, counting, files_with, numbered_lines, task, without_prefix
@@ -246,4 +253,32 @@ def test_an_open_shell_keeps_a_cluster_awake(pod: Podway) -> None:
     assert state == "UP"
     pod.client.autostop("c", Autostop(idle_minutes=0.02))
     wait_until(lambda: pod.client.cluster("c").state == "STOPPED", 30, "autostop")
+    pod.down("c")
+
+
+@pytest.mark.parametrize("target", ["~/../../escaped", "/escaped", "~/a/../../../escaped", "../../escaped"])
+def test_no_tree_leaves_the_home_of_a_simulated_host(pod: Podway, tmp_path: Path, target: str) -> None:
+    """Neither by the API, whose caller names the target of each tree, nor past it, by the agent."""
+    pod.start()
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").write_text("x")
+    blobs = BlobStore(pod.home / "blobs")
+    manifest = scan(tmp_path / "tree").manifest
+    tree = FileTree(target=target, manifest=blobs.put(manifest.encode()))
+    with pytest.raises(UserError, match="file_mounts"):
+        pod.client.launch(task("true"), cluster="c", files=(tree,))
+    pod.client.launch(task("true"), cluster="c")
+    assert pod.finished("c", 1) == "SUCCEEDED"
+
+    async def past_the_server() -> None:
+        home = pod.home / "local/c/host-0"
+        link = AgentLink(local_opener(home), address="127.0.0.1")
+        try:
+            await sync([link], manifest, target, blobs)
+        finally:
+            link.close()
+
+    with pytest.raises(ProviderError, match=r"leads out of the home|must begin with"):
+        asyncio.run(past_the_server())
+    assert not list(pod.home.rglob("escaped")) and not Path("/escaped").exists()
     pod.down("c")

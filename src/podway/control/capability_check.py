@@ -3,9 +3,12 @@
 A provider says in `capabilities` which of these it does for real; nothing a task asks for is dropped without a word.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from podway.errors import UserError
+from podway.hosts.manifest import FileTree
 from podway.provider_table import ProviderRow, provider_rows, row_of
 from podway.task.mounts import settled
 from podway.task.task import Bucket, Task
@@ -84,13 +87,27 @@ def _escape_refusal(task: Task) -> UserError | None:
 
 
 def _path_refusal(task: Task) -> UserError | None:
-    for mount in task.file_mounts:
-        if mount.target.startswith("/"):
-            return UserError(
-                f"file_mounts {mount.target}: the hosts of a simulated slice share this machine's root directory",
-                f"mount it below the home instead, e.g. ~{mount.target}",
+    return next((_shared_root(mount.target) for mount in task.file_mounts if mount.target.startswith("/")), None)
+
+
+def _shared_root(target: str) -> UserError:
+    return UserError(
+        f"file_mounts {target}: the hosts of a simulated slice share this machine's root directory",
+        f"mount it below the home instead, e.g. ~{target}",
+    )
+
+
+def check_targets(trees: Sequence[FileTree], *, simulated: bool) -> None:
+    """The same for uploaded trees, which name their own targets: whoever sends them may not have read the task."""
+    for tree in trees:
+        if tree.kind == "bucket":
+            continue
+        if settled(tree.target.rstrip("/")) != tree.target.rstrip("/") or "\0" in tree.target:
+            raise UserError(
+                f"file_mounts {tree.target!r}: not a path below the home or the root", "write it without `..`"
             )
-    return None
+        if simulated and tree.target.startswith("/"):
+            raise _shared_root(tree.target)
 
 
 def _unattended(task: Task, capabilities: frozenset[str], simulated: bool) -> list[str]:

@@ -14,7 +14,7 @@ import msgspec
 
 from podway import crash
 from podway.control import transitions
-from podway.control.capability_check import remarks
+from podway.control.capability_check import check_targets, remarks
 from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
 from podway.control.provisioning import begin_attempt, describe
@@ -93,7 +93,7 @@ class Control:
             request=self.provider(order.provider).render(name, order),
             exists=known is not None,
             digest=agreement(order, exists=known is not None),
-            notes=self._judge(request.task, order.provider, setup=request.options.setup),
+            notes=self._judge(request.task, order.provider, request.files, setup=request.options.setup),
         )
 
     def launch(self, request: LaunchRequest, user: str) -> Launched:
@@ -112,7 +112,7 @@ class Control:
         else:
             if not self._sent_before(cluster, request):
                 _check_agreed(request, cluster.order, exists=True)
-            self._judge(request.task, cluster.order.provider)
+            self._judge(request.task, cluster.order.provider, request.files)
             check_fit(cluster, request.task)
             cluster = self._bring_up(cluster)
         crash.point("launch.cluster-row")
@@ -140,7 +140,7 @@ class Control:
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
             )
         check_fit(cluster, task)
-        notes = self._judge(task, cluster.order.provider, setup=False)
+        notes = self._judge(task, cluster.order.provider, files, setup=False)
         job = self._queue(cluster, task, files, user, setup=False, request_id=request_id)
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False, notes=notes)
@@ -275,7 +275,7 @@ class Control:
         order, left = take(choice.best)
         _check_agreed(request, order, exists=False)
         for provider in dict.fromkeys(one.provider for one in choice.best):
-            self._judge(request.task, provider)
+            self._judge(request.task, provider, request.files)
         self.provider(order.provider).render(name, order)  # refuse what cannot be rendered before anything is written
         now = time.time()
         cluster = Cluster(
@@ -305,12 +305,13 @@ class Control:
             ) from None
         return cluster
 
-    def _judge(self, task: Task, name: str, *, setup: bool = True) -> tuple[str, ...]:
+    def _judge(self, task: Task, name: str, files: tuple[FileTree, ...], *, setup: bool = True) -> tuple[str, ...]:
         """Refuse what the provider must not ignore; what it may, as notes."""
         row = row_of(name)
         found = remarks(task, row.capabilities, simulated=row.simulated, setup=setup)
         if found.refusal is not None:
             raise found.refusal
+        check_targets(files, simulated=row.simulated)
         return found.notes
 
     def _bring_up(self, cluster: Cluster) -> Cluster:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     Fingerprint = tuple[int, int, int, int]
 
+# Set for the agent of a simulated host, whose home is all it has: the rest of the file system is its user's machine.
+CONFINED = "PODWAY_CONFINED"
 # What an interrupted sync left is kept this long, so that it can be resumed.
 LEFTOVERS_S = 24 * 3600
 _APPLIED = re.compile(rb'\{"manifest":"([0-9a-f]{64})"')
@@ -104,6 +106,12 @@ class SyncState:
         if path.startswith("~") and path[1:2] not in ("", "/"):
             raise FilesError("%a is somebody else's home: only ~/ is known here" % path)
         full = (self.home + path[1:] if path.startswith("~") else path).encode("utf-8", "surrogateescape")
+        if os.environ.get(CONFINED):
+            home = os.path.realpath(os.fsencode(self.home))
+            if not (os.path.realpath(full) + b"/").startswith(home + b"/"):
+                raise FilesError(
+                    "%a leads out of the home of this simulated host: begin it with ~/ and leave out .." % path
+                )
         return os.path.normpath(full) + (b"/" if full.endswith(b"/") else b"")
 
     def blob(self, digest: str) -> str:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from podway.hosts.agent.records import CONFINED
 from podway.order import Host
 from podway.providers.local.python_environment import make_tools, make_venv, search_path
 
@@ -17,4 +18,5 @@ def host_environment(host: Host) -> dict[str, str]:
     venv = make_venv(home)
     tools = make_tools(home.parent / "tools")
     kept = {key: os.environ[key] for key in _KEPT if key in os.environ}
-    return {"PATH": search_path(venv, tools), "VIRTUAL_ENV": str(venv), "PODWAY_HOST_ID": host.id, **kept}
+    own = {"PATH": search_path(venv, tools), "VIRTUAL_ENV": str(venv), "PODWAY_HOST_ID": host.id}
+    return {**kept, **own, CONFINED: "1"}
