@@ -28,6 +28,11 @@ EXTRAS = {
 OPTIONAL = {"gcsfs": "gcp", "google": "gcp", "llguidance": "serve"}
 
 
+def installed(extra: str) -> bool:
+    """Whether all packages of an extra are there."""
+    return all(_installed(name) for name in EXTRAS[extra])
+
+
 def require(extra: str, purpose: str) -> None:
     """A UserError that names the extra, unless all its packages are installed."""
     if missing := [name for name in EXTRAS[extra] if not _installed(name)]:

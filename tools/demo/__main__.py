@@ -61,8 +61,10 @@ class Demo:
         for line in self._run("podway rehearse train llama3.2-1b --tpu v6e-8 --seq 4096"):
             if line.startswith("llama3.2-1b train on v6e-8: "):
                 self.screen.progress(line.partition(": ")[2])
-            elif line.startswith(("  HBM a device", "  step", "  speed")):
+            elif line.startswith(("  HBM a device  ", "  step  ", "  speed  ")):
                 self.screen.line(line.strip())
+            elif line.startswith("  step ") and " in 80% of cases" in line:
+                self.screen.line(f"{'':15}{line.split(maxsplit=1)[1].partition(':')[0]}")
 
     def train(self) -> None:
         """A gang of simulated hosts that train one model together."""

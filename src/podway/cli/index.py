@@ -44,6 +44,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
         "Compile the real step for a slice on this machine, without a TPU.",
         FACTS,
     ),
+    "tune": ("podway.cli.tune:command", "Measure the best plans on the slice itself.", FACTS),
     "train": ("podway.cli.train:command", "Train or fine-tune a language model.", MODELS),
     "serve": ("podway.cli.serve:command", "Serve a model with an OpenAI-compatible API.", MODELS),
     "bench": ("podway.cli.bench:command", "Measure running systems.", MODELS),

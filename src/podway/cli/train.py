@@ -15,7 +15,11 @@ from podway.extras import require
 @click.argument("config", required=False)
 @click.argument("settings", nargs=-1)
 @click.option("--check", is_flag=True, help="Check the config, print it, and exit.")
-def command(config: str | None, settings: tuple[str, ...], check: bool) -> None:
+@click.option("--candidates", metavar="FILE", help="Run each list of settings in FILE in turn, for `podway tune`.")
+@click.option("--candidate-limit", type=float, default=1800.0, show_default=True, help="Seconds for each of them.")
+def command(
+    config: str | None, settings: tuple[str, ...], check: bool, candidates: str | None, candidate_limit: float
+) -> None:
     """Train or fine-tune a language model.
 
     CONFIG is a YAML file; SETTINGS are key=value overrides, such as schedule.steps=100 or
@@ -26,6 +30,10 @@ def command(config: str | None, settings: tuple[str, ...], check: bool) -> None:
       podway train model.name=tiny-llama3 schedule.steps=20
       podway train finetune.yaml lora.rank=16 output=out/first
     """
+    if candidates is not None:
+        from podway.train.candidates import read_candidates, run_candidates  # no other verb should pay for it
+
+        sys.exit(run_candidates(read_candidates(candidates), candidate_limit))
     words = [word for word in (config, *settings) if word is not None]
     require("train", "podway train")
     from podway.train.checks import check_settings  # numpy comes with it; no other verb should pay for that

@@ -171,8 +171,8 @@ def finish(run: Run, saving: CheckpointHook, stopped: bool) -> None:
         run.screen.print_line(f"asked to stop: left after step {int(run.state.step) - 1} of {run.steps}")
     elif config.checkpoint.export:
         export(run)
-    run.screen.print_line(run.meter.block(run.data.epoch(int(run.state.step))))
     run.screen.print_line(str(run.meter.goodput))
+    run.screen.print_line(run.meter.block(run.data.epoch(int(run.state.step))))
 
 
 def export(run: Run) -> None:

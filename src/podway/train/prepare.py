@@ -49,6 +49,9 @@ def prepare(config: TrainConfig, output: Output, launches: Sequence[float] = ())
         precision = msgspec.structs.replace(config.precision, compute="float32")
         config = msgspec.structs.replace(config, precision=precision)
         notes.append("computing in float32: CPU devices do not sum bfloat16")
+    if sizes.tile is not None and jax.default_backend() == "cpu":
+        sizes = msgspec.structs.replace(sizes, tile=None)
+        notes.append("mesh.tile is left out: CPU devices do not lie in a torus")
     if config.checkpoint.save or config.checkpoint.export:
         check_shared(config.output)
     check_kernel(config, jax.default_backend(), sizes)
