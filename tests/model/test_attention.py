@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from podway.errors import UserError
-from podway.model.attention import Kernel, Pattern, attend, default_kernel, reference
+from podway.model.attention import AUTO, Blocks, Kernel, Pattern, attend, default_kernel, reference
 from podway.model.layout import TRAIN_RULES, parse_mesh
 from podway.model.mesh import make_mesh
 
@@ -54,12 +54,12 @@ def test_the_reference_is_its_definition(pattern: Pattern) -> None:
     np.testing.assert_allclose(found, by_hand(q, k, v, segments(20), pattern), atol=2e-6)
 
 
-def loss_and_gradients(kernel: Kernel, pattern: Pattern, seg: jax.Array | None) -> Any:
+def loss_and_gradients(kernel: Kernel, pattern: Pattern, seg: jax.Array | None, blocks: Blocks = AUTO) -> Any:
     q, k, v = inputs(256)
     weights = jax.random.normal(jax.random.key(7), q.shape)
 
     def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out = attend(q, k, v, seg, pattern, TRAIN_RULES, kernel=kernel, interpret=True)
+        out = attend(q, k, v, seg, pattern, TRAIN_RULES, kernel=kernel, blocks=blocks, interpret=True)
         return jnp.sum(out * weights)
 
     return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(q, k, v)
@@ -80,6 +80,15 @@ def test_splash_equals_the_reference(
     else:
         with jax.set_mesh(make_mesh(parse_mesh(mesh, chips=8), eight_devices)):
             found = loss_and_gradients("splash", pattern, seg)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [128, 256])
+def test_one_backward_kernel_equals_two(size: int) -> None:
+    seg = segments(256)
+    expected = loss_and_gradients("reference", BAND, seg)
+    found = loss_and_gradients("splash", BAND, seg, Blocks(size, fused=True))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-5, rtol=1e-5)
 

@@ -27,9 +27,9 @@ def install(root: Path, screen: Screen) -> None:
                "-c", "constraints.txt", "-e", f".[{EXTRAS}]"]  # fmt: skip
     process = subprocess.Popen(command, cwd=root, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout is not None
-    packages, megabytes, said = set(), 0.0, []
+    packages, megabytes, shown = set(), 0.0, []
     for line in process.stdout:
-        said.append(line)
+        shown.append(line)
         if line.startswith("Collecting "):
             packages.add(re.split(r"[<>=!~\[ (;]", line.split()[1])[0])
         found = _SIZE.search(line)
@@ -39,6 +39,6 @@ def install(root: Path, screen: Screen) -> None:
         elif line.startswith("Installing collected packages"):
             screen.progress(f"{len(packages)} packages, {megabytes:.0f} MB downloaded: unpacking them")
     if process.wait():
-        screen.error("pip could not install Podway:\n" + "".join(said[-20:]))
+        screen.error("pip could not install Podway:\n" + "".join(shown[-20:]))
         sys.exit(1)
     screen.line(f"{len(packages)} packages, {megabytes:.0f} MB")

@@ -111,7 +111,7 @@ def _candidates(model: str, plans: Sequence[TrainPlan], more: Sequence[str], ste
     ]
     found += [Candidate(settings=(*found[0].settings, *shlex.split(words))) for words in more]
     for one in found:
-        read_config(None, one.settings)  # a mistake is said before anything is launched
+        read_config(None, one.settings)  # a mistake is reported before anything is launched
     return found
 
 
@@ -176,9 +176,9 @@ def _follow(client: Client, cluster: str, job: int, count: int, screen: Screen) 
         # Several ranks may tell of one failure: that it ran out of memory says more than that another rank was lost.
         if before is None or (one.failed is not None and before.failed in (None, "another rank failed")):
             found[one.candidate] = one
-        said = one.failed or format_seconds(one.seconds or 0)
+        result = one.failed or format_seconds(one.seconds or 0)
         if before is None:
-            screen.line(f"candidate {one.candidate + 1} of {count}: {said}")
+            screen.line(f"candidate {one.candidate + 1} of {count}: {result}")
             screen.wait(f"{cluster}: candidate {min(one.candidate + 2, count)} of {count}")
     ended = client.wait(cluster, job)
     missing = f"the job ended before it ({ended.state})"

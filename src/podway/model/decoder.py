@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from msgspec.structs import replace
 
 from podway.model import rope
-from podway.model.attention import Kernel, attend, pattern_of
+from podway.model.attention import AUTO, Blocks, Kernel, attend, pattern_of
 from podway.model.embedding import look_up
 from podway.model.layout import TRAIN_RULES, Rules
 from podway.model.mesh import constrain, named_sharding
@@ -74,6 +74,7 @@ class Compute:
     dtype: Any = jnp.bfloat16
     rules: Rules = TRAIN_RULES
     kernel: Kernel | None = None  # None: the best for this machine
+    blocks: Blocks = AUTO  # of the splash kernel
     interpret: bool = False  # run Pallas kernels in interpret mode (tests on CPU)
     remat: Policy | None = None  # None: keep everything
     gather: Gather | None = None
@@ -219,7 +220,7 @@ def whole_sequences(shape: ModelShape, compute: Compute, segments_BS: jax.Array 
         def through(window: int | None) -> Callable[..., jax.Array]:
             return lambda q, k, v: attend(
                 q, k, v, segments_BS, pattern_of(shape, window), compute.rules,
-                kernel=compute.kernel, interpret=compute.interpret,
+                kernel=compute.kernel, blocks=compute.blocks, interpret=compute.interpret,
             )  # fmt: skip
 
         if len(windows) == 1:

@@ -100,7 +100,7 @@ def _run(number: int, settings: Sequence[str], limit_s: float) -> Measurement:
 
 
 def _reason(code: int, text: str) -> str:
-    """In a few words; what the process said last, where it is none of the usual."""
+    """In a few words; the last line of its output, where it is none of the usual."""
     if code in (124, 137) and not _MEMORY.search(text):
         return "took too long"
     if _MEMORY.search(text):

@@ -32,13 +32,17 @@ class ModelConfig(Part, frozen=True, kw_only=True):
     weights: str | None = None  # a directory of safetensors to start from; none: random
     seed: int = 0  # of random weights and of LoRA's
     kernel: Literal["reference", "splash", "cudnn"] | None = None  # of attention; none: the best for this machine
+    attention_block: Literal[128, 256, 512, 1024, 2048] | None = None  # side of splash's blocks; none: up to 512
+    attention_fused: bool = (
+        False  # one backward kernel in splash: faster, and more memory for every 1,000 tokens of length
+    )
 
 
 class BatchConfig(Part, frozen=True, kw_only=True):
     """How much one step sees."""
 
     sequences: Count | None = None  # of the whole step, over all devices
-    per_device: Count | None = None  # the same, said by device
+    per_device: Count | None = None  # the same, for each device
     length: Count = 1024
     microbatches: Count = 1  # gradients are added up over this many parts of the batch
 

@@ -36,7 +36,7 @@ _BYTE_MODELS = 512  # a vocabulary up to this may well be one of bytes; for a la
 class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where tokens come from, and how they become rows."""
 
-    kind: Kind | None = None  # none: told by the names of the files; no paths: synthetic
+    kind: Kind | None = None  # none: by the names of the files; no paths: synthetic
     paths: tuple[str, ...] = ()  # files, globs, folders, gs:// addresses; with weights, each is a source of its own
     weights: tuple[float, ...] = ()  # one for each path: the share of rows it gives; none: every row once an epoch
     field: str | None = None  # of a record: the text ("text"), or the messages of a chat ("messages")

@@ -3,8 +3,8 @@
 1. A run that is finished already says so. Otherwise `prepare.py` makes the mesh, opens the data, and starts or restores
    the state.
 2. `run_steps` goes through the steps. The device works one step ahead: while it computes step n, the host reads what
-   step n - 1 said, so that nothing waits for a print or a file.
-3. After each step the hooks of the run look at it: journal, progress, checkpoint, evaluation, profile, NaN guard.
+   step n - 1 reported, so that nothing waits for a print or a file.
+3. After each step the hooks of the run look at it: metrics, progress, checkpoint, evaluation, profile, NaN guard.
 4. `finish` saves the last state, exports the model, and prints the last words.
 
 Ctrl-C or SIGTERM (a preemption) sets a flag. It travels through the next step to all hosts, they leave the loop after
@@ -142,7 +142,7 @@ def _compile_on_all_hosts(step: Step, arguments: tuple[State, Batch, jax.Array])
 
 
 def _publish(run: Run, hooks: Sequence[Hook], number: int, metrics: StepMetrics, began: float) -> float:
-    """Wait for a step, and tell the hooks what it said; the time at which it was done."""
+    """Wait for a step and pass its metrics to the hooks; the time at which it was done."""
     read = jax.device_get(metrics)
     now = time.monotonic()
     report = run.meter.report(

@@ -64,6 +64,7 @@ class CheckpointHook(BaseHook):
             }
             self.checkpointer.save(step, run.state._replace(frozen={}), extra=extra, force=True)
             self.saved = step
+            run.screen.print_line(f"checkpoint of step {step}, {run.meter.goodput}")
 
     def wait(self) -> None:
         """Until what is being saved is safe."""

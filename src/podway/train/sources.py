@@ -1,7 +1,7 @@
 """From what a person wrote under `data.paths` to files of a known kind (no jax).
 
 A path is a file, a glob, a folder, a Hugging Face dataset saved on disk, or any of the first three under `gs://`. What
-kind a file is follows from its name, or is said by `data.kind`. Files of a path come sorted by name, and small ones are
+kind a file is follows from its name, or is given by `data.kind`. Files of a path come sorted by name, and small ones are
 put together into groups, each of which becomes one token shard.
 """
 

@@ -21,6 +21,7 @@ from jax.extend.core import Primitive
 from msgspec.structs import replace
 
 from podway.model import decoder
+from podway.model.attention import Blocks
 from podway.model.decoder import Compute, Tree
 from podway.model.layout import TRAIN_RULES, MeshShape, Rules
 from podway.model.mesh import named_sharding, spec
@@ -84,6 +85,7 @@ class Program:
             dtype=jnp.dtype(self.config.precision.compute),
             rules=self.rules,
             kernel=self.config.model.kernel,
+            blocks=Blocks(self.config.model.attention_block, self.config.model.attention_fused),
             interpret=self.interpret,
             remat=None if kept is None else _policy(*kept, cudnn=cudnn),
             project=lora.projection(self.config.lora) if self.config.lora.rank else decoder.contract,
