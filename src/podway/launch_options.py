@@ -15,6 +15,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     cluster: str | None = None  # name to create or reuse; None: a new name
     provider: str | None = None  # takes precedence over the task's own placement
+    project: str | None = None  # whose members may manage a new cluster too
     setup: bool = True
     autostop: Autostop | None = None
     retry_until_up: bool = False  # when every place has failed, start over until one has capacity

@@ -37,7 +37,9 @@ class Stub:
         self.frames: list[api.Frame] = []
         self.hold = False  # the watch stays open after its last frame
         self.output: dict[tuple[int, str], bytes] = {}
-        self.users: list[api.UserView] = []
+        self.tokens: list[api.TokenView] = []
+        self.members: list[api.MemberView] = []
+        self.entries: list[api.AuditView] = []
         self.shell = api.ShellReply(argv=["bash", "--norc", "-i"], env={"PODWAY_RANK": "0"}, cwd=None)
         self.launch_job: int | None = 1
         self.order = records.order()
@@ -221,8 +223,15 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("POST", "/v1/files/missing", lambda stub, b, d: api.DigestsReply(missing=stub.blobs.missing(b["digests"]))),
     ("POST", "/v1/files", Stub.upload),
     ("POST", "/v1/tokens", Stub.make_token),
-    ("GET", "/v1/users", lambda stub, body, data: api.UsersReply(users=stub.users)),
-    ("DELETE", "/v1/users/([^/]+)", lambda stub, user, body, data: api.UsersReply(users=[])),
+    ("GET", "/v1/tokens", lambda stub, body, data: api.TokensReply(tokens=stub.tokens)),
+    ("DELETE", "/v1/tokens/([^/]+)", lambda stub, token, body, data: api.TokensReply(tokens=[])),
+    ("GET", "/v1/members", lambda stub, body, data: api.MembersReply(members=stub.members)),
+    ("PUT", "/v1/projects/([^/]+)/members/([^/]+)", lambda stub, p, u, body, data: api.MembersReply(members=[])),
+    ("DELETE", "/v1/projects/([^/]+)/members/([^/]+)", lambda stub, p, u, body, data: api.MembersReply(members=[])),
+    ("PUT", f"{_C}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find(name)),
+    ("DELETE", f"{_C}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find(name)),
+    ("GET", "/v1/audit", lambda stub, body, data: api.AuditReply(entries=stub.entries)),
+    ("DELETE", "/v1/users/([^/]+)", lambda stub, user, body, data: api.TokensReply(tokens=[])),
 ]
 
 
@@ -244,7 +253,7 @@ def _handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(piece)
                 self.wfile.flush()
 
-        do_GET = do_POST = do_DELETE = answer
+        do_GET = do_POST = do_PUT = do_DELETE = answer
 
         def body(self) -> bytes:
             if "chunked" not in self.headers.get("Transfer-Encoding", ""):

@@ -166,5 +166,5 @@ def test_cost_counts_orphans(stub: Stub) -> None:
     paid = records.cluster(simulated=False, hourly_cost=10.0, cost=5.0, order=records.order(provider="gcp"))
     shown = cost.page([paid], records.NOW, [orphan()])
     assert "Billing now: $31.60/h (1 cluster, 1 orphan)" in shown
-    assert "STRAY" in shown and "Total: $26.60" in shown
+    assert "ORPHAN" in shown and "Total: $26.60" in shown
     assert "Nothing is billing now." in cost.page([records.cluster()], records.NOW)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from podway.cli.login import checked_url
 from podway.errors import UserError
-from podway.server.api import UserView
+from podway.server.api import AuditView, MemberView, TokenView
 from tests.cli import records
 from tests.cli.conftest import Run
 from tests.cli.stub import TOKEN, Stub
@@ -100,7 +100,7 @@ def test_server_status_when_one_runs(run: Run, stub: Stub) -> None:
         f"URL      {stub.url} (this machine's own server)",
         "VERSION  0.1.0",
         "PID      4000000",
-        "YOU      ada (administrator)",
+        "YOU      ada (admin)",
     ]
     assert run("server", "start").out == "The Podway server is running (pid 4000000).\n"
 
@@ -126,15 +126,42 @@ def test_server_becomes_the_process(run: Run, monkeypatch: pytest.MonkeyPatch, w
 
 
 def test_tokens(run: Run, stub: Stub) -> None:
-    result = run("server", "token", "bob", "--admin")
+    result = run("server", "token", "bob", "--role", "viewer", "--name", "laptop", "--expires", "2h")
     assert (result.code, result.out) == (0, "pw_new\n")
-    assert stub.asked("POST", "/v1/tokens") == [{"user": "bob", "admin": True}]
+    assert run("server", "token", "bob", "--expires", "never").code == 0
+    assert "not a duration" in run("server", "token", "bob", "--expires", "soon").err
+    assert stub.asked("POST", "/v1/tokens") == [
+        {"user": "bob", "role": "viewer", "name": "laptop", "lifetime_s": 7200.0},
+        {"user": "bob", "role": "member", "name": "", "lifetime_s": None},
+    ]
     assert run("server", "users").out == "No tokens yet; create one with: podway server token USER\n"
-    stub.users = [UserView(user="bob", admin=False, created=0.0)]
-    assert run("server", "users").out.splitlines()[1].split()[:2] == ["bob", "user"]
+    stub.tokens = [TokenView(id="ab12", user="bob", name="laptop", role="viewer", created=0.0, expires=1.0)]
+    shown = run("server", "users").out.splitlines()[1].split()
+    assert shown[:3] == ["bob", "viewer", "laptop"] and shown[-2:] == ["expired", "ab12"]
     assert json.loads(run("server", "users", "-o", "json").out)[0]["user"] == "bob"
     assert run("server", "revoke", "b/ob").out == "b/ob can no longer use this server.\n"
     assert stub.calls[-1][1] == "/v1/users/b%2Fob"
+    assert run("server", "revoke", "--token", "ab12").out == "Token ab12 is no longer valid.\n"
+    assert run("server", "revoke").code == run("server", "revoke", "bob", "--token", "ab12").code == 2
+
+
+def test_projects_and_shares(run: Run, stub: Stub) -> None:
+    stub.add(records.cluster())
+    assert run("server", "member", "vision", "bob", "--role", "viewer").out == "bob is a viewer of vision.\n"
+    assert stub.calls[-1] == ("PUT", "/v1/projects/vision/members/bob", {"role": "viewer"})
+    assert run("server", "member", "vision", "bob", "--remove").out == "bob is no longer in vision.\n"
+    assert stub.calls[-1][:2] == ("DELETE", "/v1/projects/vision/members/bob")
+    stub.members = [MemberView(project="vision", user="bob", role="member")]
+    assert run("server", "members").out.splitlines()[1].split() == ["vision", "bob", "member"]
+    assert run("share", "demo", "bob").out == "bob may use cluster demo.\n"
+    assert stub.calls[-1] == ("PUT", "/v1/clusters/demo/grants/bob", {"right": "use"})
+    assert run("share", "demo", "bob", "--view").out == "bob may view cluster demo.\n"
+    assert run("share", "demo", "bob", "--remove").out == "Cluster demo is no longer shared with bob.\n"
+    stub.entries = [
+        AuditView(time=0.0, user="bob", token="laptop", address="10.0.0.1", action="down", target="demo", status=403)
+    ]
+    shown = run("server", "audit").out.splitlines()[1].split()
+    assert shown == ["1970-01-01", "00:00:00", "bob", "laptop", "10.0.0.1", "down", "demo", "403"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -206,7 +206,7 @@ def test_tries_are_remembered_by_place(store: Store) -> None:
 def test_tokens_are_kept_as_digests(store: Store) -> None:
     token = store.people.add_token("ann")
     (row,) = store.people.tokens()
-    assert (row.user, row.admin, row.digest) == ("ann", False, token_digest(token))
+    assert (row.user, row.role, row.digest, row.expires) == ("ann", "member", token_digest(token), None)
     with store.engine.connect() as db:
         rows = db.exec_driver_sql("SELECT * FROM tokens").all()
     assert token not in str(rows)

@@ -47,7 +47,9 @@ SEEDS: dict[str, Any] = {
     "CancelBody": {"jobs": [1], "all": False},
     "AutostopBody": {"autostop": {"idle_minutes": 5, "down": True}},
     "DigestsBody": {"digests": ["0" * 64]},
-    "TokenBody": {"user": "bob", "admin": False},
+    "TokenBody": {"user": "bob", "role": "viewer", "name": "laptop", "lifetime_s": 60.0},
+    "GrantBody": {"right": "use"},
+    "MemberBody": {"role": "viewer"},
 }
 ODD: list[Any] = [
     None,
@@ -94,6 +96,8 @@ def request(rng: random.Random) -> tuple[str, str, bytes | None]:
     path = route.path.replace("{cluster}", rng.choice(["c1", "nope", "%00", "a b", "..", "é", "x" * 300]))
     path = path.replace("{job}", rng.choice(["1", "0", "-1", "99999999999999999999", "x", "1.5", "%F0%9F%92%A9"]))
     path = path.replace("{user}", rng.choice(["bob", "%2F", "x"]))
+    path = path.replace("{project}", rng.choice(["p", "%2F", "x" * 200]))
+    path = path.replace("{token}", rng.choice(["0123456789ab", "%00", "x"]))
     if rng.random() < 0.3:
         names = ["wait", "past", "after", "limit", "rank", "tail"]
         values = ["1e999", "nan", "-1", "x", "", "0", "%00"]

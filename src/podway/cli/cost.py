@@ -28,12 +28,13 @@ def command(days: float, output: str) -> None:
     """Show what clusters cost, including deleted ones.
 
     Estimated from published prices and the time hosts were up, each stretch at the price of the place it was in. `-` is unknown;
-    a simulated cluster costs nothing. Resources that no cluster accounts for are listed as STRAY, from when they were made.
+    a simulated cluster costs nothing. Resources that no cluster accounts for are listed as ORPHAN, from when they were made.
     """
     now = time.time()
     client = Client()
-    clusters = client.clusters(past=now - days * 86400)
-    orphans = client.orphans(look=False).orphans
+    overview = client.overview(past=now - days * 86400)
+    clusters = overview.clusters
+    orphans = client.orphans(look=False).orphans if overview.orphans else []
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(clusters)))
     elif not clusters and not orphans:
@@ -84,7 +85,7 @@ def _orphan_row(orphan: OrphanView, now: float) -> tuple[object, ...]:
         format_ago(orphan.created, now),
         format_duration(now - orphan.created) if orphan.created else None,
         f"{orphan.kind} {orphan.accelerator_type or ''}".strip(),
-        "STRAY",
+        "ORPHAN",
         None if orphan.hourly_cost is None else f"${orphan.hourly_cost:,.2f}",
         None if cost is None else f"${cost:,.2f}",
     )

@@ -35,6 +35,9 @@ from podway.task.task import Autostop
     metavar="DURATION",
     help="Queue for capacity in all allowed zones at once; give up after this long (6h).",
 )
+@click.option(
+    "--project", metavar="NAME", help="On a team's server: the project whose members may manage a new cluster."
+)
 @click.option("--model", metavar="NAME", help="With --tpus auto: the model, if the task does not name it.")
 @click.option("--no-setup", is_flag=True, help="Skip the task's setup commands.")
 @click.option("--raw", is_flag=True, help="Show lines that several hosts print alike once per host.")
@@ -52,6 +55,7 @@ def command(
     down: bool,
     retry_until_up: bool,
     valid_until: str | None,
+    project: str | None,
     model: str | None,
     no_setup: bool,
     raw: bool,
@@ -68,6 +72,7 @@ def command(
     """
     options = LaunchOptions(
         cluster=cluster,
+        project=project,
         autostop=autostop_policy(idle_minutes, down),
         setup=not no_setup,
         retry_until_up=retry_until_up,

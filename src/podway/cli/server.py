@@ -1,7 +1,8 @@
 """`podway server`: run a server for a team, or manage the one on this machine.
 
 `podway server` alone, and `podway server run`, become the server process. The other subcommands query or stop the server of this
-machine; `token`, `users` and `revoke` go to the server that commands go to, the team's after a login.
+machine; those about people (`token`, `users`, `revoke`, `member`, `members`, `audit`) go to the server that commands go to, the
+team's after a login.
 """
 
 import json
@@ -10,7 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import msgspec
@@ -20,7 +21,7 @@ from podway.cli.tables import table
 from podway.errors import UserError
 from podway.home import home
 from podway.hosts.agent import processes
-from podway.quantities import format_ago
+from podway.quantities import format_ago, format_duration, parse_duration
 from podway.server.api import InfoReply
 from podway.server.client import Client
 from podway.server.starting import start_server
@@ -111,7 +112,7 @@ def status(ctx: click.Context, output: str) -> None:
         click.echo("No Podway server is running on this machine; it starts automatically when a command needs it.")
     else:
         whose = "the team's server" if remote else "this machine's own server"
-        role = "administrator" if info.admin else "user"
+        role = info.role or ("admin" if info.admin else "member")
         rows = [
             ("URL", f"{url} ({whose})"),
             ("VERSION", info.version),
@@ -142,10 +143,19 @@ def logs(tail: int, follow: bool) -> None:
 
 @command.command()
 @click.argument("user")
-@click.option("--admin", is_flag=True, help="Allow USER to create and revoke tokens.")
-def token(user: str, admin: bool) -> None:
+@click.option(
+    "--role",
+    type=click.Choice(["member", "viewer", "admin"]),
+    default="member",
+    show_default=True,
+    help="viewer: reads only; admin: everything, also tokens and projects.",
+)
+@click.option("--name", default="", help="What it is for, such as laptop; shown in lists and in the audit log.")
+@click.option("--expires", metavar="DURATION", default="90d", show_default=True, help="Such as 12h or 30d, or never.")
+def token(user: str, role: Literal["member", "viewer", "admin"], name: str, expires: str) -> None:
     """Create a token for USER. It is shown once; only its digest is stored."""
-    made = Client().make_token(user, admin=admin)
+    lifetime = None if expires == "never" else parse_duration(expires, "--expires")
+    made = Client().make_token(user, role, name=name, lifetime_s=lifetime)
     click.echo(f"Give this to {user}; it is not shown again. They use it with: podway login URL", err=True)
     click.echo(made)
 
@@ -153,24 +163,90 @@ def token(user: str, admin: bool) -> None:
 @command.command()
 @output_option
 def users(output: str) -> None:
-    """Show who may use the server."""
-    found = Client().users()
+    """Show the tokens of the people who may use the server (your own, unless you are an administrator)."""
+    found = Client().tokens()
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(found)))
     elif not found:
         click.echo("No tokens yet; create one with: podway server token USER")
     else:
         now = time.time()
-        rows = [(one.user, "administrator" if one.admin else "user", format_ago(one.created, now)) for one in found]
-        click.echo(table(("USER", "ROLE", "SINCE"), rows))
+        rows = [
+            (one.user, one.role, one.name or None, format_ago(one.created, now), _expiry(one.expires, now), one.id)
+            for one in found
+        ]
+        click.echo(table(("USER", "ROLE", "NAME", "SINCE", "EXPIRES", "TOKEN"), rows))
 
 
 @command.command()
+@click.argument("user", required=False)
+@click.option("--token", "token_id", metavar="ID", help="Only this token, as `podway server users` shows it.")
+def revoke(user: str | None, token_id: str | None) -> None:
+    """Revoke all tokens of USER, or one token."""
+    if (user is None) == (token_id is None):
+        raise click.UsageError("Give USER, or --token ID.")
+    if token_id is not None:
+        Client().revoke_token(token_id)
+        click.echo(f"Token {token_id} is no longer valid.")
+    else:
+        Client().revoke(str(user))
+        click.echo(f"{user} can no longer use this server.")
+
+
+@command.command()
+@click.argument("project")
 @click.argument("user")
-def revoke(user: str) -> None:
-    """Revoke all tokens of USER."""
-    Client().revoke(user)
-    click.echo(f"{user} can no longer use this server.")
+@click.option("--role", type=click.Choice(["member", "viewer"]), default="member", show_default=True,
+              help="member: manages the project's clusters; viewer: only sees them.")  # fmt: skip
+@click.option("--remove", is_flag=True, help="Take USER out of the project.")
+def member(project: str, user: str, role: Literal["member", "viewer"], remove: bool) -> None:
+    """Put USER into PROJECT, whose members manage each other's clusters."""
+    Client().set_member(project, user, None if remove else role)
+    click.echo(f"{user} is no longer in {project}." if remove else f"{user} is a {role} of {project}.")
+
+
+@command.command()
+@output_option
+def members(output: str) -> None:
+    """Show who is in which project (yours, unless you are an administrator)."""
+    found = Client().members()
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+    elif not found:
+        click.echo("No projects yet; create one with: podway server member PROJECT USER")
+    else:
+        click.echo(table(("PROJECT", "USER", "ROLE"), [(one.project, one.user, one.role) for one in found]))
+
+
+@command.command()
+@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many entries.")
+@click.option("--user", help="Only what this person did.")
+@output_option
+def audit(limit: int, user: str | None, output: str) -> None:
+    """Show who did what, the latest first: every change, and what was refused."""
+    found = Client().audit(limit, user)
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+        return
+    rows = [
+        (
+            time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(one.time)),
+            one.user,
+            one.token,
+            one.address,
+            one.action,
+            one.target or None,
+            one.status,
+        )
+        for one in found
+    ]
+    click.echo(table(("TIME (UTC)", "USER", "TOKEN", "FROM", "ACTION", "ON", "STATUS"), rows))
+
+
+def _expiry(expires: float | None, now: float) -> str:
+    if expires is None:
+        return "never"
+    return "expired" if expires <= now else f"in {format_duration(expires - now)}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -89,5 +89,17 @@ def _nest_records(db: sa.Connection) -> None:
     _rewrite(db, "jobs", ("cluster_id", "number"), job)
 
 
-MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (_nest_records,)  # the first leads from schema 1 to 2
+def _give_tokens_roles(db: sa.Connection) -> None:
+    """2 -> 3: a token has a name, a role in place of `admin`, and may expire. Those there are keep what they could do."""
+    for column in ("name VARCHAR NOT NULL DEFAULT ''", "role VARCHAR NOT NULL DEFAULT 'member'", "expires FLOAT"):
+        db.execute(sa.text(f"ALTER TABLE tokens ADD COLUMN {column}"))
+    old = sa.table("tokens", sa.column("role"), sa.column("admin", sa.Boolean))
+    db.execute(sa.update(old).where(old.c.admin).values(role="admin"))
+    db.execute(sa.text("ALTER TABLE tokens DROP COLUMN admin"))
+
+
+MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
+    _nest_records,
+    _give_tokens_roles,
+)  # the first leads from 1 to 2
 SCHEMA = 1 + len(MIGRATIONS)

@@ -98,6 +98,13 @@ class Billing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spent: float = 0.0  # dollars before `up_since`, each interval at the price of where it was
 
 
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person who is neither owner nor in the project may do with a cluster."""
+
+    user: str
+    right: Literal["view", "use"]
+
+
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """A named set of slices, what it should be (`goal`), and what it is (`state`, with the `reason` for people)."""
 
@@ -113,6 +120,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[Host, ...] = ()
     autostop: Autostop | None = None
     request_id: str | None = None  # of the launch that created it
+    project: str | None = None  # whose members may manage it too
+    grants: tuple[Grant, ...] = ()  # what its owner allows others
     active_at: float  # last time a job ended or was submitted; autostop counts from here
     search: CapacitySearch = CapacitySearch()
     billing: Billing = Billing()

@@ -69,5 +69,29 @@ tokens = sa.Table(
     sa.Column("digest", sa.String, primary_key=True),
     sa.Column("user", sa.String, nullable=False),
     sa.Column("created", sa.Float, nullable=False),
-    sa.Column("admin", sa.Boolean, nullable=False, default=False),
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("role", sa.String, nullable=False),
+    sa.Column("expires", sa.Float),
+)
+
+members = sa.Table(
+    "members",
+    meta,
+    sa.Column("project", sa.String, primary_key=True),
+    sa.Column("user", sa.String, primary_key=True),
+    sa.Column("role", sa.String, nullable=False),
+)
+
+# Who did what: every request that changes something, refused ones too.
+audit = sa.Table(
+    "audit",
+    meta,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("time", sa.Float, nullable=False),
+    sa.Column("user", sa.String, nullable=False),
+    sa.Column("token", sa.String, nullable=False),
+    sa.Column("address", sa.String, nullable=False),
+    sa.Column("action", sa.String, nullable=False),
+    sa.Column("target", sa.String, nullable=False),
+    sa.Column("status", sa.Integer, nullable=False),
 )

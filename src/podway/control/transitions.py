@@ -6,6 +6,7 @@ The search for capacity has its own in `provisioning.py`.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -14,6 +15,7 @@ from podway.control.records import (
     Cluster,
     ClusterState,
     Exit,
+    Grant,
     Job,
     JobAttempt,
     JobOutcome,
@@ -88,6 +90,12 @@ def close_billing(cluster: Cluster, now: float) -> Billing:
 def close_attempt(attempts: tuple[ProvisionAttempt, ...], now: float) -> tuple[ProvisionAttempt, ...]:
     """The last attempt ended now."""
     return (*attempts[:-1], replace(attempts[-1], ended=now)) if attempts else ()
+
+
+def set_grant(cluster: Cluster, user: str, right: Literal["view", "use"] | None) -> Cluster:
+    """Let a person view or use it, or (None) no longer."""
+    others = tuple(grant for grant in cluster.grants if grant.user != user)
+    return replace(cluster, grants=others if right is None else (*others, Grant(user=user, right=right)))
 
 
 # jobs

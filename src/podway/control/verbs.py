@@ -9,11 +9,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
 from podway import crash
 from podway.control import transitions
+from podway.control.access import Caller, Right, check_cancel, check_project, require, right_on
 from podway.control.capability_check import check_targets, remarks
 from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
@@ -75,12 +77,14 @@ class Control:
 
     # launching
 
-    def preview(self, request: LaunchRequest, user: str) -> Preview:
+    def preview(self, request: LaunchRequest, caller: Caller) -> Preview:
         """The plan and the exact request, without doing anything."""
-        name = self._name(request.options.cluster, user)
+        name = self._name(request.options.cluster, caller.user)
+        check_project(caller, request.options.project)
         known = self.store.find(name)
         offers: tuple[Offer, ...] = ()
         if known is not None:
+            _check_taken(known, caller)
             check_fit(known, request.task)
             order = known.order
         else:
@@ -96,9 +100,11 @@ class Control:
             notes=self._judge(request.task, order.provider, request.files, setup=request.options.setup),
         )
 
-    def launch(self, request: LaunchRequest, user: str) -> Launched:
+    def launch(self, request: LaunchRequest, caller: Caller) -> Launched:
         """Make the cluster (or take the one of that name), and queue the task on it."""
-        name = self._name(request.options.cluster, user)
+        name = self._name(request.options.cluster, caller.user)
+        check_project(caller, request.options.project)
+        autostop = request.options.autostop or request.task.autostop
         cluster = self.store.find(name)
         created = cluster is None
         if cluster is None:
@@ -108,8 +114,11 @@ class Control:
                     "name a cluster that is up with -c, or leave creation_policy out",
                     status=409,
                 )
-            cluster = self._create(name, request, user)
+            cluster = self._create(name, request, caller.user)
         else:
+            _check_taken(cluster, caller)
+            if autostop is not None and autostop != cluster.autostop:
+                require(cluster, caller, Right.MANAGE)
             if not self._sent_before(cluster, request):
                 _check_agreed(request, cluster.order, exists=True)
             self._judge(request.task, cluster.order.provider, request.files)
@@ -119,11 +128,15 @@ class Control:
         number = None
         if request.files or _does_something(request.task):
             job = self._queue(
-                cluster, request.task, request.files, user, setup=request.options.setup, request_id=request.request_id
+                cluster,
+                request.task,
+                request.files,
+                caller.user,
+                setup=request.options.setup,
+                request_id=request.request_id,
             )
             number = job.number
         crash.point("launch.job-row")
-        autostop = request.options.autostop or request.task.autostop
         if autostop is not None and autostop != cluster.autostop:
             # After the job: an idle cluster with a short autostop would otherwise be gone before its job came.
             cluster = self._change(cluster, "autostop set", lambda row: transitions.set_autostop(row, autostop))
@@ -159,7 +172,7 @@ class Control:
 
     # ending
 
-    def cancel(self, name: str, numbers: tuple[int, ...] = (), *, every: bool = False) -> list[int]:
+    def cancel(self, name: str, caller: Caller, numbers: tuple[int, ...] = (), *, every: bool = False) -> list[int]:
         """Cancel these jobs, or all, or the latest that has not ended."""
         cluster = self.find_cluster(name, live=True)
         open_jobs = self.store.jobs(cluster.id, open_only=True)
@@ -168,6 +181,8 @@ class Control:
         chosen = [job for job in open_jobs if every or job.number in numbers]
         if not numbers and not every:
             chosen = open_jobs[-1:]
+        for job in chosen:
+            check_cancel(cluster, job, caller)
         for job in chosen:
             self._request_cancel(job)
         crash.point("cancel.marked")
@@ -230,13 +245,28 @@ class Control:
 
     # finding
 
+    def find_for(self, caller: Caller, name: str, needed: Right) -> Cluster:
+        """The cluster of that name, for a caller who has this right on it; for whoever may not know of it there is none."""
+        cluster = self.store.find(name) or self.store.find(name, gone=True)
+        if cluster is None or right_on(cluster, caller) is None:
+            names = ", ".join(c.name for c in self.store.live_clusters() if right_on(c, caller) is not None)
+            hint = f"existing clusters: {names[:200]}" if names else "there are none; create one with: podway launch"
+            raise UserError(f"there is no cluster {name!r}", hint, status=404)
+        require(cluster, caller, needed)
+        return cluster
+
+    def share(self, name: str, user: str, right: Literal["view", "use"] | None) -> Cluster:
+        """Let a person view or use a cluster, or (None) no longer."""
+        text = f"is no longer shared with {user}" if right is None else f"is shared with {user} ({right})"
+        return self._change(
+            self.find_cluster(name, live=True), text, lambda row: transitions.set_grant(row, user, right)
+        )
+
     def find_cluster(self, name: str, *, live: bool = False) -> Cluster:
         """The cluster of that name: the live one, or (unless `live`) the latest that had it."""
         cluster = self.store.find(name) or (None if live else self.store.find(name, gone=True))
         if cluster is None:
-            names = ", ".join(c.name for c in self.store.live_clusters()[:8])
-            hint = f"existing clusters: {names}" if names else "there are none; create one with: podway launch"
-            raise UserError(f"there is no cluster {name!r}", hint, status=404)
+            raise UserError(f"there is no cluster {name!r}", "see: podway status", status=404)
         return cluster
 
     def find_job(self, name: str, number: str | int) -> tuple[Cluster, Job]:
@@ -287,6 +317,7 @@ class Control:
             order=order,
             created=now,
             request_id=request.request_id,
+            project=request.options.project,
             active_at=now,
             search=CapacitySearch(
                 candidates=choice.candidates,
@@ -370,6 +401,13 @@ class Control:
             return self.store.update(cluster.id, change, text=text)
         except Stale:
             raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
+
+
+def _check_taken(cluster: Cluster, caller: Caller) -> None:
+    """A name that is somebody else's cluster cannot be launched on."""
+    if right_on(cluster, caller) is None:
+        raise UserError(f"the name {cluster.name!r} is taken", "use another cluster name (-c)", status=409)
+    require(cluster, caller, Right.USE)
 
 
 def agreement(order: Order, *, exists: bool) -> str:

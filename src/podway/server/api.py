@@ -57,10 +57,24 @@ class DigestsBody(Body, frozen=True):
 
 
 class TokenBody(Body, frozen=True):
-    """A person to make a token for."""
+    """A person to make a token for. `lifetime_s`: null for one that never expires."""
 
     user: str
-    admin: bool = False
+    role: Literal["admin", "member", "viewer"] = "member"
+    name: str = ""
+    lifetime_s: float | None = 90 * 86400.0
+
+
+class GrantBody(Body, frozen=True):
+    """What a person may do with a cluster."""
+
+    right: Literal["view", "use"] = "use"
+
+
+class MemberBody(Body, frozen=True):
+    """What a person is in a project."""
+
+    role: Literal["member", "viewer"] = "member"
 
 
 class DigestsReply(Reply, frozen=True):
@@ -174,6 +188,8 @@ class ClusterView(Reply, frozen=True):
     cost: float | None
     reason: str
     open_jobs: int
+    project: str | None = None
+    shared_with: dict[str, str] = {}  # person -> view or use
     recovering: bool = False
     rests_alone: bool = (
         False  # its head host keeps the autostop rule also when no server runs; told by `autostop` alone
@@ -271,6 +287,8 @@ class InfoReply(Reply, frozen=True):
     user: str
     admin: bool
     pid: int
+    role: str = ""
+    projects: dict[str, str] = {}
 
 
 class TokenReply(Reply, frozen=True):
@@ -280,18 +298,53 @@ class TokenReply(Reply, frozen=True):
     token: str
 
 
-class UserView(Reply, frozen=True):
-    """A person who may use this server."""
+class TokenView(Reply, frozen=True):
+    """One token; what it is made of is not kept."""
 
+    id: str
     user: str
-    admin: bool
+    name: str
+    role: str
     created: float
+    expires: float | None
 
 
-class UsersReply(Reply, frozen=True):
-    """Everybody."""
+class TokensReply(Reply, frozen=True):
+    """The caller's tokens; everybody's, for an administrator."""
 
-    users: list[UserView]
+    tokens: list[TokenView]
+
+
+class MemberView(Reply, frozen=True):
+    """A person in a project."""
+
+    project: str
+    user: str
+    role: str
+
+
+class MembersReply(Reply, frozen=True):
+    """Who is in the caller's projects; in all of them, for an administrator."""
+
+    members: list[MemberView]
+
+
+class AuditView(Reply, frozen=True):
+    """What somebody did or tried."""
+
+    time: float
+    user: str
+    token: str
+    address: str
+    action: str
+    target: str
+    status: int
+
+
+class AuditReply(Reply, frozen=True):
+    """The latest first."""
+
+    entries: list[AuditView]
 
 
 class ErrorView(Reply, frozen=True):

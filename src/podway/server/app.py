@@ -1,11 +1,13 @@
 """The HTTP face: a Starlette application over the table of routes.
 
-Each request is authenticated by its bearer token (from memory), decoded strictly, handed to its function where that is to run, and
-encoded. A UserError becomes its status with `{"error": {what, hint}}`; anything else is logged and answered as a 500 that names the
-log.
+Each request is authenticated by its bearer token (from memory), authorised by what its route says, decoded strictly, handed to its
+function where that is to run, and encoded; a change is written into the audit log, whether it was allowed or not. A UserError
+becomes its status with `{"error": {what, hint, code}}`; anything else is logged and answered as a 500 that names the log.
 """
 
+import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,11 +18,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
+from podway.control.access import Caller
+from podway.control.people import AuditEntry
 from podway.decoding import json_decoder
 from podway.errors import ProviderError, UserError
+from podway.launch_options import LaunchRequest
 from podway.server import api, openapi
 from podway.server.routes import ROUTES
-from podway.server.routing import ApiCall, Caller, Route, Services, Stream, read_query
+from podway.server.routing import ApiCall, Route, Services, Stream, read_query
 
 log = logging.getLogger("podway.server")
 MOST_BODY = 64 << 20  # a launch body carries manifests' names only; contents go as packs
@@ -49,21 +54,52 @@ def _endpoint(services: Services, row: Route) -> Endpoint:
     decoder: msgspec.json.Decoder[Any] | None = json_decoder(row.body) if typed else None  # type: ignore[arg-type]
 
     async def answer(request: Request) -> Response:
-        caller = await _authenticate(services, request)
-        if row.admin and not caller.admin:
-            raise UserError(f"{caller.user} may not do this", "ask an administrator of this server", status=403)
         call = ApiCall(
             services=services,
-            caller=caller,
+            caller=request.state.caller,
             path=dict(request.path_params),
             query=read_query(row, dict(request.query_params)),
-            body=decoder.decode(await _read(request)) if decoder is not None else None,
             request=request,
         )
+        await row.authorise(call)
+        if decoder is not None:
+            call = msgspec.structs.replace(call, body=decoder.decode(await _read(request)))
+            request.state.body = call.body
         result = await row.run(call)
         return result if isinstance(result, Response) else _json(result)
 
-    return _guarded(answer)
+    async def endpoint(request: Request) -> Response:
+        try:
+            request.state.caller = await _authenticate(services, request)
+        except UserError as error:
+            return _error(error.status, error.what, error.hint, error.code or "")
+        response = await _guarded(answer)(request)
+        if row.audited:
+            await _record(services, row, request, response.status_code)
+        return response
+
+    return endpoint
+
+
+async def _record(services: Services, row: Route, request: Request, status: int) -> None:
+    """In the audit log: who, what, on which cluster or person, and how it was answered."""
+    caller: Caller = request.state.caller
+    body = getattr(request.state, "body", None)
+    named = [str(value) for value in request.path_params.values()]
+    if isinstance(body, LaunchRequest):
+        named.append(body.options.cluster or "")
+    elif isinstance(body, api.TokenBody):
+        named.append(body.user)
+    entry = AuditEntry(
+        time=time.time(),
+        user=caller.user,
+        token=caller.token,
+        address=request.client.host if request.client else "",
+        action=row.function.__name__,
+        target=" ".join(named)[:200],
+        status=status,
+    )
+    await asyncio.get_running_loop().run_in_executor(services.quick, services.store.people.record, entry)
 
 
 def _guarded(answer: Endpoint) -> Endpoint:
@@ -100,10 +136,7 @@ async def _authenticate(services: Services, request: Request) -> Caller:
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not token:
         raise UserError("token required", "run: podway login URL", status=401)
-    known = await services.tokens.find(token)
-    if known is None:
-        raise UserError("this token is not known here", "ask for a new one, then: podway login URL", status=401)
-    return Caller(user=known.user, admin=known.admin)
+    return await services.tokens.caller(token)
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:

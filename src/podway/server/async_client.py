@@ -131,7 +131,12 @@ class AsyncClient:
 
     info = _call(Client.info)
     make_token = _call(Client.make_token)
-    users = _call(Client.users)
+    tokens = _call(Client.tokens)
+    members = _call(Client.members)
+    set_member = _call(Client.set_member)
+    share = _call(Client.share)
+    audit = _call(Client.audit)
+    revoke_token = _call(Client.revoke_token)
     revoke = _call(Client.revoke)
     plan = _call(Client.plan)
     rehearse = _call(Client.rehearse)

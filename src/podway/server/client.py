@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack, cast
 
 import msgspec
 
@@ -42,6 +42,7 @@ class LaunchKeywords(TaskKeywords, total=False):
 
     cluster: str | None  # to create or reuse; None: a new name
     provider: str | None
+    project: str | None
     setup: bool
     autostop: Autostop | None
     retry_until_up: bool
@@ -304,17 +305,52 @@ class Client:
         """Which server this is, and who you are to it."""
         return self._call("GET", "/v1/info", api.InfoReply)
 
-    def make_token(self, user: str, *, admin: bool = False) -> str:
-        """A token for a person of the team."""
-        return self._call("POST", "/v1/tokens", api.TokenReply, api.TokenBody(user=user, admin=admin)).token
+    def make_token(
+        self,
+        user: str,
+        role: Literal["admin", "member", "viewer"] = "member",
+        *,
+        name: str = "",
+        lifetime_s: float | None = 90 * 86400.0,
+    ) -> str:
+        """A token for a person of the team; `lifetime_s` None: it never expires."""
+        body = api.TokenBody(user=user, role=role, name=name, lifetime_s=lifetime_s)
+        return self._call("POST", "/v1/tokens", api.TokenReply, body).token
 
-    def users(self) -> list[api.UserView]:
-        """Who may use the server."""
-        return self._call("GET", "/v1/users", api.UsersReply).users
+    def tokens(self) -> list[api.TokenView]:
+        """Your tokens; everybody's, for an administrator."""
+        return self._call("GET", "/v1/tokens", api.TokensReply).tokens
+
+    def members(self) -> list[api.MemberView]:
+        """Who is in your projects; in all of them, for an administrator."""
+        return self._call("GET", "/v1/members", api.MembersReply).members
+
+    def set_member(self, project: str, user: str, role: Literal["member", "viewer"] | None = "member") -> None:
+        """Put a person into a project, or (None) take them out."""
+        path = f"/v1/projects/{_quote(project)}/members/{_quote(user)}"
+        if role is None:
+            self._call("DELETE", path, api.MembersReply)
+        else:
+            self._call("PUT", path, api.MembersReply, api.MemberBody(role=role))
+
+    def share(self, cluster: str, user: str, right: Literal["view", "use"] | None = "use") -> api.ClusterView:
+        """Let a person view or use a cluster, or (None) no longer."""
+        path = f"{_at(cluster)}/grants/{_quote(user)}"
+        if right is None:
+            return self._call("DELETE", path, api.ClusterView)
+        return self._call("PUT", path, api.ClusterView, api.GrantBody(right=right))
+
+    def audit(self, limit: int = 100, user: str | None = None) -> list[api.AuditView]:
+        """Who did what, the latest first."""
+        return self._call("GET", f"/v1/audit?{_query({'limit': limit, 'user': user})}", api.AuditReply).entries
+
+    def revoke_token(self, token_id: str) -> None:
+        """Forget one token."""
+        self._call("DELETE", f"/v1/tokens/{_quote(token_id)}", api.TokensReply)
 
     def revoke(self, user: str) -> None:
         """Revoke a person's tokens."""
-        self._call("DELETE", f"/v1/users/{_quote(user)}", api.UsersReply)
+        self._call("DELETE", f"/v1/users/{_quote(user)}", api.TokensReply)
 
     # knowing before paying, on this machine
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from podway.control.access import right_on
 from podway.control.heartbeat import shutdown_policy
 from podway.control.records import shell_key
 from podway.errors import UserError
@@ -22,23 +23,24 @@ PURGE_WAIT_S = 45.0  # a client gives up on a silent connection after 90 s
 
 def preview(call: ApiCall) -> api.PreviewReply:
     """What a launch would do, and the exact request; nothing is done."""
-    return views.preview_view(call.services.control.preview(call.body, call.caller.user))
+    return views.preview_view(call.services.control.preview(call.body, call.caller))
 
 
 def launch(call: ApiCall) -> api.LaunchReply:
     """Create or reuse a cluster and queue the task on it."""
-    return views.launched_view(call.services.control.launch(call.body, call.caller.user))
+    return views.launched_view(call.services.control.launch(call.body, call.caller))
 
 
 def clusters(call: ApiCall) -> api.ClustersReply:
-    """Every live cluster; with `past=SECONDS`, also deleted ones that were created since then."""
+    """Every live cluster the caller may see; with `past=SECONDS`, also deleted ones that were created since then."""
     store = call.services.store
     found = store.live_clusters()
     if "past" in call.query:
         found = store.past_clusters(call.query["past"])[::-1] + found
     counts = store.open_job_counts()
-    shown = [views.cluster_view(c, counts.get(c.id, 0)) for c in found]
-    return api.ClustersReply(clusters=shown, orphans=len(call.services.orphans.last.orphans))
+    shown = [views.cluster_view(c, counts.get(c.id, 0)) for c in found if right_on(c, call.caller) is not None]
+    orphans = len(call.services.orphans.last.orphans) if call.caller.admin else 0
+    return api.ClustersReply(clusters=shown, orphans=orphans)
 
 
 def cluster(call: ApiCall) -> api.ClusterView:
@@ -67,6 +69,17 @@ def autostop(call: ApiCall) -> api.ClusterView:
     cluster = call.services.control.set_autostop(call.path["cluster"], call.body.autostop)
     alone = shutdown_policy(call.services.provider(cluster.order.provider), cluster) is not None
     return msgspec.structs.replace(views.cluster_view(cluster, 0), rests_alone=alone)
+
+
+def share(call: ApiCall) -> api.ClusterView:
+    """Let a person view or use a cluster."""
+    done = call.services.control.share(call.path["cluster"], call.path["user"], call.body.right)
+    return views.cluster_view(done, 0)
+
+
+def unshare(call: ApiCall) -> api.ClusterView:
+    """Take back what was granted to a person."""
+    return views.cluster_view(call.services.control.share(call.path["cluster"], call.path["user"], None), 0)
 
 
 def events(call: ApiCall) -> api.EventsReply:

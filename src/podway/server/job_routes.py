@@ -55,7 +55,9 @@ async def job(call: ApiCall) -> api.JobView:
 def cancel(call: ApiCall) -> api.CancelReply:
     """Ask jobs to end; follow with `job?wait=` to know that nothing of them is left."""
     body: api.CancelBody = call.body
-    return api.CancelReply(jobs=call.services.control.cancel(call.path["cluster"], body.jobs, every=body.all))
+    return api.CancelReply(
+        jobs=call.services.control.cancel(call.path["cluster"], call.caller, body.jobs, every=body.all)
+    )
 
 
 async def watch(call: ApiCall) -> Response:

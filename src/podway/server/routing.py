@@ -1,7 +1,7 @@
 """What a route of the API is, and what its function is given.
 
-A `Route` says everything about one route: method, path, function, the types of body, query and reply. The server mounts it, the
-OpenAPI document is made from it, and the fuzz test walks it; nothing is said about a route anywhere else.
+A `Route` says everything about one route: method, path, function, the types of body, query and reply, and who may call it. The
+server mounts it, the OpenAPI document is made from it, and the tests walk it; nothing is said about a route anywhere else.
 
 Functions come in three kinds. A plain function runs in the threads that answer requests and must be quick: it reads or writes the
 database and nothing else. With `slow`, it may ask a cloud, and runs in threads of its own. A coroutine function runs on the loop,
@@ -18,6 +18,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from podway.control.access import RIGHTS, Access, Caller, check_role
 from podway.control.archive import Archive
 from podway.control.orphans import OrphanScanner
 from podway.control.records import Cluster, Job
@@ -49,13 +50,6 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     turns: Turns
     quick: Executor
     slow: Executor
-
-
-class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks."""
-
-    user: str
-    admin: bool
 
 
 class ApiCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +92,16 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     reply: type | Stream
     body: type | Stream | None = None
     query: dict[str, type] = {}
-    admin: bool = False
+    access: Access
     slow: bool = False
+    audited: bool = False  # a change that is worth knowing who made it
+
+    async def authorise(self, call: ApiCall) -> None:
+        """Refuse a caller who may not do this; the table says who may, and nothing else does."""
+        check_role(call.caller, self.access)
+        if self.access in RIGHTS:
+            control, name, needed = call.services.control, call.path["cluster"], RIGHTS[self.access]
+            await call.in_thread(lambda: control.find_for(call.caller, name, needed))
 
     async def run(self, call: ApiCall) -> Any:
         """The function's result, from where it is to run."""

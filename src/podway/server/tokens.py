@@ -1,6 +1,6 @@
 """Who a bearer token belongs to, from memory: a request is authenticated without a thread and without the database.
 
-The table is read when the server starts, after each change made here, and every few seconds for changes made by another server
+The tables are read when the server starts, after each change made here, and every few seconds for changes made by another server
 on the same database. A token that is not known is looked for once more in the table, at most once a second for all of them.
 """
 
@@ -8,7 +8,9 @@ import asyncio
 import logging
 import time
 
+from podway.control.access import Caller, Role
 from podway.control.people import People, TokenRow, token_digest
+from podway.errors import UserError
 
 REFRESH_S = 2.0
 MISS_S = 1.0
@@ -23,18 +25,33 @@ class TokenCache:
         self._people = people
         digest = token_digest(local_token)
         # Whoever can read server.json is this machine's user, who owns the server.
-        self._local = {digest: TokenRow(digest=digest, user=local_user, admin=True, created=time.time())}
+        row = TokenRow(digest=digest, user=local_user, name="local", role="admin", created=time.time())
+        self._local = {digest: row}
         self._known = self._local
+        self._projects: dict[str, dict[str, Role]] = {}
         self._read_at = 0.0
         self._reading: asyncio.Lock = asyncio.Lock()
 
     def reload(self) -> None:
-        """Read the table; from any thread."""
+        """Read the tables; from any thread."""
+        projects: dict[str, dict[str, Role]] = {}
+        for member in self._people.members():
+            projects.setdefault(member.user, {})[member.project] = member.role
+        self._projects = projects
         self._known = {row.digest: row for row in self._people.tokens()} | self._local
         self._read_at = time.monotonic()
 
-    async def find(self, token: str) -> TokenRow | None:
-        """Whose it is, or None."""
+    async def caller(self, token: str) -> Caller:
+        """Whose it is."""
+        found = await self._find(token)
+        if found is None:
+            raise UserError("this token is not known here", "ask for a new one, then: podway login URL", status=401)
+        if found.expires is not None and found.expires <= time.time():
+            raise UserError("this token has expired", "ask for a new one, then: podway login URL", status=401)
+        projects = self._projects.get(found.user, {})
+        return Caller(user=found.user, role=found.role, token=found.name or found.id, projects=projects)
+
+    async def _find(self, token: str) -> TokenRow | None:
         digest = token_digest(token)
         found = self._known.get(digest)
         if found is not None:

@@ -47,6 +47,8 @@ def cluster_view(cluster: Cluster, open_jobs: int) -> ClusterView:
         id=cluster.id,
         name=cluster.name,
         user=cluster.user,
+        project=cluster.project,
+        shared_with={grant.user: grant.right for grant in cluster.grants},
         state=cluster.state.value,
         goal=cluster.goal,
         infra=infra_text(cluster.order),
