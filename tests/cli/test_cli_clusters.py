@@ -105,6 +105,19 @@ def test_a_terminal_is_asked(home: Path, three: Stub) -> None:
     assert "Cluster exp-1 is deleted" in shown
 
 
+def test_autostop_promises_what_is_arranged(run: Run, three: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podway.cli.autostop.CONFIRM_S", 0.3)
+    promise = "Its head host does this even while no server runs.\n"
+    for changes, told in (
+        ({"autostop_armed": True}, promise),
+        ({"autostop_armed": False}, "Warning: its head host has not confirmed."),
+        ({"state": "INIT"}, "its head host is told once it is up"),
+    ):
+        three.add(records.cluster("other", self_teardown=True, **changes))
+        out = run("autostop", "other", "--down").out
+        assert told in out and (told == promise or promise not in out)
+
+
 def test_autostop(run: Run, three: Stub) -> None:
     assert run("autostop", "other").out == "Cluster other will be stopped after 5m of idle time.\n"
     assert run("autostop", "other", "-i", "90", "--down").out == (

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from podway.control import heartbeat
-from podway.control.heartbeat import SENT_IN_SILENCE, Heartbeat, shutdown_policy, silence
+from podway.control import heartbeat, transitions
+from podway.control.heartbeat import RETRY_S, SENT_IN_SILENCE, Heartbeat, shutdown_policy, silence
 from podway.control.records import Cluster, ClusterState, shell_key
 from podway.order import Order
 from podway.providers import HttpCall, SelfTeardown
@@ -50,28 +50,48 @@ def test_silence_is_within_reason(minutes: float, seconds: float) -> None:
 
 
 def test_told_at_once_and_again_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
+    sent: list[Any] = []
+    confirmed: list[Autostop | None] = []
+    answers = [True, False, True, True]
 
-    async def tell(provider: object, cluster: Cluster, rule: object) -> None:
-        told.append(rule)
+    async def send(provider: object, cluster: Cluster, policy: object) -> bool:
+        sent.append(policy)
+        return answers.pop(0)
 
-    monkeypatch.setattr(heartbeat, "_send", tell)
+    async def confirm(autostop: Autostop | None) -> None:
+        confirmed.append(autostop)
+
+    monkeypatch.setattr(heartbeat, "_send", send)
 
     async def work() -> None:
-        beat, provider = Heartbeat(), WithAWay(tmp_path)
-        assert beat.beat(provider, UP) == silence(UP) / SENT_IN_SILENCE
-        await asyncio.sleep(0)
-        beat.beat(provider, UP)
-        await asyncio.sleep(0)
-        assert len(told) == 1
+        beat, provider = Heartbeat(confirm), WithAWay(tmp_path)
+        armed = msgspec.structs.replace(UP, autostop_armed=True)
+        assert beat.beat(provider, UP) == RETRY_S  # not confirmed yet
+        await asyncio.sleep(0.01)
+        assert beat.beat(provider, armed) == silence(UP) / SENT_IN_SILENCE
+        await asyncio.sleep(0.01)
+        assert len(sent) == 1 and confirmed == [REST]
+        other = msgspec.structs.replace(UP, autostop=Autostop(idle_minutes=3, down=True))
+        for _ in range(2):  # the first time the head does not answer: it is asked again, and only then is it confirmed
+            assert beat.beat(provider, other) == RETRY_S
+            await asyncio.sleep(0.01)
+        assert len(sent) == 3 and confirmed == [REST, other.autostop]
         beat.beat(provider, msgspec.structs.replace(UP, autostop=None))
-        await asyncio.sleep(0)
-        assert told[1:] == [None]
+        await asyncio.sleep(0.01)
+        assert sent[3:] == [None] and confirmed[2:] == [None]
         beat.beat(provider, msgspec.structs.replace(UP, state=ClusterState.INIT))
-        await asyncio.sleep(0)
-        assert len(told) == 2
+        await asyncio.sleep(0.01)
+        assert len(sent) == 4
 
     asyncio.run(work())
+
+
+def test_a_promise_holds_for_the_policy_it_was_given_for() -> None:
+    armed = transitions.arm_autostop(UP, REST)
+    assert armed.autostop_armed
+    assert not transitions.arm_autostop(UP, Autostop(idle_minutes=1)).autostop_armed
+    assert not transitions.set_autostop(armed, Autostop(idle_minutes=1)).autostop_armed
+    assert not transitions.arm_autostop(armed, None).autostop_armed
 
 
 CONTEXT = RenderContext(project="my-project", owner="ab12cd34", public_key="k", settings=Settings())

@@ -228,6 +228,8 @@ def test_the_head_takes_an_idle_cluster_down_when_the_server_is_gone(
     start(pod, cloud, tmp_path)
     pod.client.launch(wanted("echo through", spot=spot), cluster="c", autostop=Autostop(idle_minutes=0.3, down=True))
     assert pod.finished("c", 1, 90) == "SUCCEEDED"
+    # From the moment that the promise is shown it holds, without the server.
+    wait_until(lambda: pod.client.cluster("c").autostop_armed, 60, "the head host's promise")
     pod.kill_server()
     made = living(cloud)
     assert made

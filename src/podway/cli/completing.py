@@ -25,6 +25,6 @@ def _ask(found: list[str]) -> None:
     try:
         known = json.loads((remote if remote.exists() else local).read_text())
         # With an address of its own, a client starts no server.
-        found += [cluster.name for cluster in Client(known["url"], known["token"]).clusters()]
+        found += [cluster.name for cluster in Client(known["url"], known["token"], retry_s=0.0).clusters()]
     except Exception:
         return  # whatever went wrong, a TAB answers nothing rather than a complaint

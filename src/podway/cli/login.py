@@ -26,7 +26,7 @@ def command(url: str, token: str | None) -> None:
     url = checked_url(url)
     token = token or _asked_token()
     try:
-        info = Client(url, token).info()
+        info = Client(url, token, retry_s=0.0).info()
     except (OSError, HTTPException) as error:
         raise UserError(f"cannot reach {url}: {error}", "check the address, and that the server runs") from None
     save_remote(url, token)

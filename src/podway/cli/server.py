@@ -263,7 +263,7 @@ def _running() -> InfoReply | None:
     if not known:
         return None
     try:
-        return Client(known["url"], known["token"]).info()
+        return Client(known["url"], known["token"], retry_s=0.0).info()
     except (UserError, OSError, KeyError):
         return None
 

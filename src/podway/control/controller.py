@@ -31,6 +31,7 @@ from podway.control.vault import SecretVault
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.providers import Observation, Provider, stoppable
+from podway.task.task import Autostop
 
 PATIENCE_S = 2.0  # between tries of an action that failed
 LOOK_S = 5.0  # between looks at hosts that run jobs: they may be preempted
@@ -63,7 +64,7 @@ class Controller:
         self.failures = 0
         self._last = ("", 0)  # the last verb, and how often it came in a row
         self._said = ""  # the last error that was told
-        self._heartbeat = Heartbeat()
+        self._heartbeat = Heartbeat(self._arm_autostop)
 
     async def run(self) -> None:
         """Until the cluster is gone or the lease is lost."""
@@ -322,6 +323,17 @@ class Controller:
         with contextlib.suppress(Stale):
             await asyncio.to_thread(
                 store.update, self.cluster_id, lambda row: transitions.mark_active(row, now), owner=self.parts.owner
+            )
+
+    async def _arm_autostop(self, autostop: Autostop | None) -> None:
+        """The head host has confirmed the policy: whoever set it is waiting to hear so."""
+        store = self.parts.store
+        with contextlib.suppress(Stale):
+            await asyncio.to_thread(
+                store.update,
+                self.cluster_id,
+                lambda row: transitions.arm_autostop(row, autostop),
+                owner=self.parts.owner,
             )
 
     async def _save(self, text: str, new: Cluster) -> None:

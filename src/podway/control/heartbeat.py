@@ -5,8 +5,8 @@ provider has a way for it (`SupportsSelfTeardown`, hosts/agent/idle_shutdown.py)
 """
 
 import asyncio
-import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -15,17 +15,20 @@ from podway.control.fleet import HostSession
 from podway.control.records import Cluster, ClusterState, shell_key
 from podway.errors import ProviderError
 from podway.providers import Provider, SupportsSelfTeardown
+from podway.task.task import Autostop
 
 LEAST_SILENCE_S, MOST_SILENCE_S = 30.0, 600.0
 IDLE_S = 30.0
+RETRY_S = 2.0  # until the head has confirmed
 SENT_IN_SILENCE = 3  # so often within the silence that would count
 
 
 class Heartbeat:
-    """For one cluster; `beat` is cheap and called at every turn of its controller."""
+    """For one cluster; `beat` is cheap and called at every turn of its controller. `confirmed` is told what the head has."""
 
-    def __init__(self) -> None:
-        self._sent: dict[str, Any] | str | None = "nothing yet"  # another server may have told it a policy
+    def __init__(self, confirmed: Callable[[Autostop | None], Awaitable[None]]) -> None:
+        self._confirmed = confirmed
+        self._sent: dict[str, Any] | str | None = "nothing yet"  # another server may have sent a policy
         self._next = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -35,12 +38,17 @@ class Heartbeat:
             return IDLE_S
         policy, now = shutdown_policy(provider, cluster), time.monotonic()
         pause = silence(cluster) / SENT_IN_SILENCE if policy is not None else IDLE_S
-        if (policy != self._sent or (policy is not None and now >= self._next)) and (
-            self._task is None or self._task.done()
-        ):
-            self._sent, self._next = policy, now + pause
-            self._task = asyncio.create_task(_send(provider, cluster, policy))
-        return pause
+        unconfirmed = policy is not None and not cluster.autostop_armed
+        due = policy != self._sent or (policy is not None and now >= self._next)
+        if due and (self._task is None or self._task.done()):
+            self._next = now + pause
+            self._task = asyncio.create_task(self._tell(provider, cluster, policy))
+        return RETRY_S if unconfirmed else pause
+
+    async def _tell(self, provider: Provider, cluster: Cluster, policy: dict[str, Any] | None) -> None:
+        if await _send(provider, cluster, policy):
+            self._sent = policy
+            await self._confirmed(cluster.autostop if policy is not None else None)
 
     def close(self) -> None:
         """Nothing is told any more."""
@@ -70,10 +78,13 @@ def shutdown_policy(provider: Provider, cluster: Cluster) -> dict[str, Any] | No
     }
 
 
-async def _send(provider: Provider, cluster: Cluster, policy: dict[str, Any] | None) -> None:
+async def _send(provider: Provider, cluster: Cluster, policy: dict[str, Any] | None) -> bool:
+    """Whether the head host has it."""
     session = HostSession(provider, cluster.hosts[0])
     try:
-        with contextlib.suppress(ProviderError):
-            await session.call("idle_shutdown", policy=policy, patience=5.0)
+        await session.call("idle_shutdown", policy=policy, patience=5.0)
+        return True
+    except ProviderError:
+        return False
     finally:
         session.link.close()

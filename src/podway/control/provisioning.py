@@ -62,7 +62,7 @@ def lost(
         left=after_loss(cluster, next_region, order),
         attempts=_end_attempt(cluster, ended=now, outcome="lost", reason=reason),
     )
-    new = replace(cluster, state=ClusterState.INIT, reason=reason, hosts=(), search=search)
+    new = replace(cluster, state=ClusterState.INIT, reason=reason, hosts=(), autostop_armed=False, search=search)
     return f"lost its hosts: {reason}", new
 
 

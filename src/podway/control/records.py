@@ -119,6 +119,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     order: Order
     hosts: tuple[Host, ...] = ()
     autostop: Autostop | None = None
+    autostop_armed: bool = False  # its head host has confirmed that it ends the cluster while no server runs
     request_id: str | None = None  # of the launch that created it
     project: str | None = None  # whose members may manage it too
     grants: tuple[Grant, ...] = ()  # what its owner allows others

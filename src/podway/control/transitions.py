@@ -56,7 +56,14 @@ def refuse_start(cluster: Cluster, reason: str) -> Cluster:
 
 def set_autostop(cluster: Cluster, autostop: Autostop | None, now: float | None = None) -> Cluster:
     """Set or clear the policy; with `now`, the idle time counts from then."""
-    return replace(cluster, autostop=autostop, active_at=cluster.active_at if now is None else now)
+    active_at = cluster.active_at if now is None else now
+    return replace(cluster, autostop=autostop, autostop_armed=False, active_at=active_at)
+
+
+def arm_autostop(cluster: Cluster, autostop: Autostop | None) -> Cluster:
+    """Its head host has confirmed this policy, which may have been changed meanwhile."""
+    armed = autostop is not None and cluster.autostop == autostop
+    return replace(cluster, autostop_armed=armed) if cluster.autostop_armed != armed else cluster
 
 
 def mark_active(cluster: Cluster, now: float) -> Cluster:

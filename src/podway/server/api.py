@@ -191,9 +191,8 @@ class ClusterView(Reply, frozen=True):
     project: str | None = None
     shared_with: dict[str, str] = {}  # person -> view or use
     recovering: bool = False
-    rests_alone: bool = (
-        False  # its head host keeps the autostop rule also when no server runs; told by `autostop` alone
-    )
+    self_teardown: bool = False  # its hosts can end it by themselves; told by `autostop` alone
+    autostop_armed: bool = False  # they have confirmed that they do, while no server runs
     attempts: list[AttemptView] = []
 
 
@@ -348,7 +347,7 @@ class AuditReply(Reply, frozen=True):
 
 
 class ErrorView(Reply, frozen=True):
-    """What went wrong and what to do; `code` is set where a program is to react to it (`offer_changed`)."""
+    """What went wrong and what to do; `code` is set where a program is to react to it (`offer_changed`, `provider_failed`)."""
 
     what: str
     hint: str

@@ -113,7 +113,7 @@ def _guarded(answer: Endpoint) -> Endpoint:
         except (msgspec.DecodeError, UnicodeError) as error:
             return _error(400, f"the request body is not JSON: {error}", "send a JSON object")
         except ProviderError as error:
-            return _error(503, str(error), "try again in a moment")
+            return _error(503, str(error), "try again in a moment", "provider_failed")
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:

@@ -24,7 +24,7 @@ from podway.decoding import json_decoder
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.server import api
-from podway.server.connection import ClientClosed, NoServer, ServerConnection
+from podway.server.connection import RETRY_S, ClientClosed, NoServer, ServerConnection
 from podway.server.task_source import TaskKeywords, TaskSource, read_source
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class LogKeywords(TypedDict, total=False):
 class Client:
     """See the module docstring. Every method raises UserError, with what to do, when it cannot do what it is asked."""
 
-    def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        self._connection = ServerConnection(url, token)
+    def __init__(self, url: str | None = None, token: str | None = None, *, retry_s: float = RETRY_S) -> None:
+        self._connection = ServerConnection(url, token, retry_s)
         self._call = self._connection.call
 
     def __enter__(self) -> Self:

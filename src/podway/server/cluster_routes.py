@@ -67,8 +67,8 @@ def down(call: ApiCall) -> api.ClusterView:
 def autostop(call: ApiCall) -> api.ClusterView:
     """Set or clear the autostop policy."""
     cluster = call.services.control.set_autostop(call.path["cluster"], call.body.autostop)
-    alone = shutdown_policy(call.services.provider(cluster.order.provider), cluster) is not None
-    return msgspec.structs.replace(views.cluster_view(cluster, 0), rests_alone=alone)
+    able = shutdown_policy(call.services.provider(cluster.order.provider), cluster) is not None
+    return msgspec.structs.replace(views.cluster_view(cluster, 0), self_teardown=able)
 
 
 def share(call: ApiCall) -> api.ClusterView:

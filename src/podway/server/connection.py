@@ -1,12 +1,14 @@
 """How a client reaches its server: the address, one request at a time, and errors as UserErrors.
 
 The address is the one given, else the team's server after a `podway login`, else this machine's own, which is started when none
-runs. Requests that are open are known, so that `close` from another thread ends them.
+runs. A call that is safe to send twice is sent again while the connection breaks or the
+server is away, until a deadline. Requests that are open are known, so that `close` from another thread ends them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -19,6 +21,11 @@ from podway.server import api
 from podway.server.http1 import OpenSockets, Response, request
 
 T = TypeVar("T")
+RETRY_S = 20.0  # how long a call that is safe to repeat is repeated while the network or the server is away
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+SILENT = "silent"  # the server took the request and did not answer within its time limit
+PROVIDER_FAILED = "provider_failed"  # the server is there, and a cloud is not: `app.py` answers 503 with this code
+AWAY = (502, 503, 504)  # what a proxy answers for a server that restarts
 Payload = bytes | Iterable[bytes] | None
 
 
@@ -36,7 +43,8 @@ class ClientClosed(RuntimeError):
 class ServerConnection:
     """See the module docstring."""
 
-    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+    def __init__(self, url: str | None = None, token: str | None = None, retry_s: float = RETRY_S) -> None:
+        self.retry_s = retry_s
         self._place = home()
         self._fixed = (url.rstrip("/"), token or "") if url else None
         self._known: tuple[str, str] | None = None
@@ -45,7 +53,8 @@ class ServerConnection:
 
     def fork(self) -> ServerConnection:
         """Another one to the same server, closed on its own."""
-        other = ServerConnection(*self._fixed) if self._fixed else ServerConnection()
+        url, token = self._fixed or (None, None)
+        other = ServerConnection(url, token, self.retry_s)
         other._place, other._known = self._place, self._known
         return other
 
@@ -69,8 +78,17 @@ class ServerConnection:
     def call(self, method: str, path: str, kind: type[T], body: msgspec.Struct | None = None) -> T:
         """One request with a JSON answer."""
         data = None if body is None else msgspec.json.encode(body)
-        with self.opened(method, path, data) as response:
-            return from_json(response.read(), kind)
+        deadline, pause = time.monotonic() + self.retry_s, FIRST_PAUSE_S
+        while True:
+            try:
+                with self.opened(method, path, data) as response:
+                    return from_json(response.read(), kind)
+            except (OSError, UserError) as error:
+                left = deadline - time.monotonic()
+                if not _is_passing(error) or not _is_safe(method, path) or left <= 0:
+                    raise _as_user_error(error) from None
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     @contextlib.contextmanager
     def opened(self, method: str, path: str, data: Payload = None) -> Iterator[Response]:
@@ -103,11 +121,14 @@ class ServerConnection:
             if self._fixed or (self._place / "remote.json").exists():
                 url = self._address()[0]
                 raise UserError(
-                    f"no Podway server answers at {url} ({error})", "check the address, or: podway logout", status=503
+                    f"no Podway server answers at {url} ({error})",
+                    "check the address, or: podway logout",
+                    status=503,
+                    code=SILENT if isinstance(error, TimeoutError) else None,
                 ) from None
             if isinstance(error, TimeoutError):
                 raise UserError(
-                    "the Podway server does not answer", "see its log: podway server logs", status=503
+                    "the Podway server does not answer", "see its log: podway server logs", status=503, code=SILENT
                 ) from None
         self._known = None
         from podway.server.starting import start_server  # rarely needed, and subprocess is slow to import
@@ -142,6 +163,24 @@ class ServerConnection:
             except (OSError, msgspec.DecodeError, KeyError, TypeError):
                 raise NoServer(str(path)) from None
         return self._known
+
+
+def _is_safe(method: str, path: str) -> bool:
+    """Whether a request may be sent again after its answer was lost: all but making a token. A launch carries its id."""
+    return not (method == "POST" and path == "/v1/tokens")
+
+
+def _is_passing(error: OSError | UserError) -> bool:
+    """Whether it may be over soon. A server that was silent for the whole time limit of a request is not asked again."""
+    if isinstance(error, UserError):
+        return error.status in AWAY and error.code not in (SILENT, PROVIDER_FAILED)
+    return not isinstance(error, TimeoutError)
+
+
+def _as_user_error(error: OSError | UserError) -> UserError:
+    if isinstance(error, UserError):
+        return error
+    return UserError(f"the connection to the Podway server broke off: {error}", "run the command again", status=503)
 
 
 def _problem(response: Response) -> UserError:

@@ -57,6 +57,7 @@ def cluster_view(cluster: Cluster, open_jobs: int) -> ClusterView:
         order=cluster.order,
         hosts=list(cluster.hosts),
         autostop=cluster.autostop,
+        autostop_armed=cluster.autostop_armed,
         created=cluster.created,
         up_since=cluster.billing.up_since,
         ended=cluster.ended,
