@@ -59,12 +59,21 @@ def command() -> None:
 @click.option(
     "--allow-local", is_flag=True, help="Let people with a token simulate slices here, as this server's user."
 )
+@click.option(
+    "--tls-cert", type=click.Path(exists=True, dir_okay=False, resolve_path=True), help="Certificate chain, as PEM."
+)
+@click.option(
+    "--tls-key", type=click.Path(exists=True, dir_okay=False, resolve_path=True), help="Its private key, as PEM."
+)
 @click.option("--foreground", is_flag=True, help="Log here instead of in PODWAY_HOME/server.log.")
-def run(host: str, port: int, db: str, allow_local: bool, foreground: bool) -> None:
+def run(
+    host: str, port: int, db: str, allow_local: bool, tls_cert: str | None, tls_key: str | None, foreground: bool
+) -> None:
     """Run a server in this process, until Ctrl-C."""
     environment = {**os.environ, "PODWAY_DB": db} if db else dict(os.environ)  # not argv: the URL may hold a password
     argv = [sys.executable, "-m", "podway.server.main", "--host", host, "--port", str(port)]
     flags = [*(["--allow-local"] if allow_local else []), *(["--foreground"] if foreground else [])]
+    flags += [word for name, path in (("--tls-cert", tls_cert), ("--tls-key", tls_key)) if path for word in (name, path)]
     sys.stdout.flush()
     os.execve(sys.executable, [*argv, *flags], environment)
 

@@ -19,8 +19,9 @@ import os
 import resource
 import secrets
 import socket
+import ssl
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from podway.hosts.blobs import BlobStore
 from podway.provider_table import provider_environment
 from podway.providers import ProviderSet
 from podway.server.app import make_app
+from podway.server.limits import Limits, TimedConnection, is_loopback
 from podway.server.notify import LiveRows, Notifier
 from podway.server.pacing import Turns
 from podway.server.routing import Services
@@ -85,6 +87,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--db", default="")
+    parser.add_argument("--tls-cert", default="")
+    parser.add_argument("--tls-key", default="")
     parser.add_argument("--foreground", action="store_true")
     parser.add_argument("--allow-local", action="store_true")
     parser.add_argument("--started-by-command", action="store_true")  # which may restart it with other settings
@@ -139,14 +143,61 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         quick=quick,
         slow=slow,
     )
-    app = make_app(services)
+    app = Limits(make_app(services), place)
     listener = _listen(options.host, options.port)
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(_config(app, options.tls_cert, options.tls_key))
     background = (reconciler.run(), keep_tidy(store, blobs, archive), orphans.keep_scanning(), tokens.keep_fresh())
-    async with _background(*background):
-        _announce(place, options, listener.getsockname()[1], token)
+    async with _background(*background), _beside_tls(app, bool(options.tls_cert)) as inner:
+        _announce(place, options, (inner or listener).getsockname()[1], token)
+        _warn_of_clear_text(options.host, bool(options.tls_cert))
         await server.serve(sockets=[listener])
+
+
+def _config(app: Limits, cert: str = "", key: str = "") -> uvicorn.Config:
+    config = uvicorn.Config(
+        app, http=TimedConnection, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+    )
+    if bool(cert) != bool(key):
+        raise UserError("a certificate and its key go together", "give both --tls-cert and --tls-key")
+    if cert:
+        config.ssl_certfile, config.ssl_keyfile = cert, key
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            why = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else str(error)
+            raise UserError(f"{cert} and {key} are not a certificate and its key: {why}", "give PEM files") from None
+    return config
+
+
+class _InnerServer(uvicorn.Server):
+    """A second one in the same process, which leaves signals to the first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _beside_tls(app: Limits, tls: bool) -> AsyncIterator[socket.socket | None]:
+    """A listener in clear on loopback, for as long as the server runs; none where the server itself is in clear."""
+    if not tls:
+        yield None
+        return
+    listener = _listen("127.0.0.1", 0)
+    inner = _InnerServer(_config(app))
+    serving = asyncio.create_task(inner.serve(sockets=[listener]))
+    try:
+        yield listener
+    finally:
+        inner.should_exit = True
+        await serving
+
+
+def _warn_of_clear_text(host: str, tls: bool) -> None:
+    if not tls and not is_loopback(host):
+        warning = f"warning: listening on {host} without TLS: tokens and secrets travel in clear; give --tls-cert and --tls-key"
+        log.warning(warning)
+        print(warning, file=sys.stderr, flush=True)
 
 
 @contextlib.asynccontextmanager
@@ -176,7 +227,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _announce(place: Path, options: argparse.Namespace, port: int, token: str) -> None:
     """Say where it is, once it listens: a CLI that waits for it reads this file, and never half of it."""
-    host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
+    # Over TLS, this machine's own commands take another way in: a certificate names no loopback address.
+    host = "127.0.0.1" if options.tls_cert or options.host in ("0.0.0.0", "::") else options.host
     data = {
         "url": f"http://{host}:{port}",
         "token": token,
