@@ -264,10 +264,10 @@ class Served:
         import uvicorn  # a bare machine lacks these, and the other parts do without
 
         from podway.model.tokenizer import ModelTokenizer
-        from podway.serve.service import Service
         from podway.serve.http import make_app
         from podway.serve.loop import EngineLoop
         from podway.serve.metrics import Metrics
+        from podway.serve.service import Service
 
         engine = whole_engine(report, shape, tree, tiny)
         self.folder = Path(tempfile.mkdtemp())
