@@ -73,7 +73,9 @@ def run(
     environment = {**os.environ, "PODWAY_DB": db} if db else dict(os.environ)  # not argv: the URL may hold a password
     argv = [sys.executable, "-m", "podway.server.main", "--host", host, "--port", str(port)]
     flags = [*(["--allow-local"] if allow_local else []), *(["--foreground"] if foreground else [])]
-    flags += [word for name, path in (("--tls-cert", tls_cert), ("--tls-key", tls_key)) if path for word in (name, path)]
+    flags += [
+        word for name, path in (("--tls-cert", tls_cert), ("--tls-key", tls_key)) if path for word in (name, path)
+    ]
     sys.stdout.flush()
     os.execve(sys.executable, [*argv, *flags], environment)
 
