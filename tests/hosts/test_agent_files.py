@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from podway.hosts.agent import place, records
 from podway.hosts.agent.phase import RequestRefused
+from podway.hosts.tree import scan
 
 
 @st.composite
@@ -264,3 +265,29 @@ def test_leftovers_go_after_a_day(tmp_path: Path) -> None:
     host.bring(scanned(tmp_path / "2", {b"f": ("file", 0o644, b"2")}))
     assert not old.exists() and young.exists() and not first.exists()
     assert len(list((host.state / "manifests").iterdir())) == 1
+
+
+@pytest.mark.parametrize("size", [3 << 20, (3 << 20) + 17, 9 << 20])
+def test_holes_stay_holes(tmp_path: Path, size: int) -> None:
+    """By a pack, in pieces, and as a copy of a file in place: the same bytes, and the disk space of those that are not zero."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    with (tree / "sparse").open("wb") as file:
+        file.write(b"begin")
+        file.seek(size // 2)
+        file.write(b"middle" * 100)
+        file.truncate(size)
+    content = (tree / "sparse").read_bytes()
+    host = Host(tmp_path / "home")
+    made = scan(tree)
+    host.bring(made)
+    digest = made.manifest.entries[0].sha256
+    for offset in range(0, size, 1 << 20):
+        piece = content[offset : offset + (1 << 20)]
+        reply, _ = host.call("files.put", piece, digest=digest, writer="ab", offset=offset, total=size)
+    assert reply["whole"]
+    shutil.copytree(tree, tree / "again")
+    host.bring(scan(tree))
+    for path in (host.home / "w/sparse", host.home / "w/again/sparse"):
+        assert path.read_bytes() == content
+        assert path.stat().st_blocks * 512 <= 512 << 10, path

@@ -17,7 +17,7 @@ from podway.hosts.agent.phase import RequestRefused
 from podway.hosts.blobs import BlobStore
 from podway.hosts.bundle import bundle
 from podway.hosts.sync import Progress, SyncReport, sync
-from podway.hosts.tree import Scan, scan
+from podway.hosts.tree import Scan, TreeEntry, TreeManifest, scan
 
 OVERHEAD = 1.05
 
@@ -342,3 +342,29 @@ def test_real_agents(tmp_path: Path) -> None:
     assert first.peer_bytes >= 2 * size_of(found)
     assert (second.server_bytes, second.peer_bytes, second.changed_hosts) == (0, 0, 0)
     assert (tmp_path / "host0/w").stat().st_mode & 0o777 == 0o755
+
+
+def test_time_limits_grow_with_the_number_of_files(tmp_path: Path) -> None:
+    """A host that takes 10 ms for each of 100,000 small files is slow, not silent."""
+    limits: dict[str, float] = {}
+
+    class Noting:
+        address = "127.0.0.1"
+
+        async def call(self, op: str, *, body: bytes = b"", timeout: float | None = None, **fields: object) -> object:
+            limits[op] = timeout or 0.0
+            reply = {"in_place": False, "known": True, "applied": True, "written": 0, "deleted": 0}
+            return link_module.AgentReply(fields=reply, body=b"")
+
+    entries = tuple(
+        TreeEntry(path=f"f{number}", kind="file", mode=0o644, size=1, sha256=f"{number:064x}")
+        for number in range(100_000)
+    )
+    asyncio.run(sync([Noting()], TreeManifest(entries=entries), "~/x", BlobStore(tmp_path / "blobs")))  # type: ignore[list-item]
+    assert min(limits["files.missing"], limits["files.apply"]) > 1000
+
+
+def test_how_far_a_sync_is_can_be_read() -> None:
+    assert str(Progress(stage="send", done=1 << 20, total=3 << 20)) == "1.0 MiB of 3.0 MiB are on the first host"
+    assert str(Progress(stage="spread", done=3, total=64)) == "3 of 64 hosts have it"
+    assert str(Progress(stage="apply", done=1, total=1)) == "1 of 1 host are done"

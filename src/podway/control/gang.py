@@ -16,7 +16,7 @@ On hosts that may vanish, the output is copied to the archive all along.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from podway import crash
@@ -31,13 +31,14 @@ from podway.control.vault import SecretVault
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.hosts.manifest import FileTree
-from podway.hosts.sync import sync
+from podway.hosts.sync import Progress, sync
 from podway.hosts.tree import TreeManifest
 from podway.launch import WORKDIR, Launch
 from podway.quantities import format_bytes
 from podway.storage.attach import Attachment
 
 GRACE_S = 10.0  # between SIGTERM and SIGKILL, unless the task says otherwise
+PROGRESS_S = 5.0  # between lines about a sync under way
 MIRROR_S = 1.0  # between copies of the output of hosts that may vanish
 LAST_COPY_S = 10.0  # for what can still be read from a cluster that lost a host
 REST_S, LONGEST_REST_S = 1.0, 60.0  # before a job that failed by itself begins again
@@ -143,9 +144,29 @@ class Gang:
             links = [session.link for session in self.fleet.sessions]
             for tree in trees:
                 manifest = TreeManifest.decode(await asyncio.to_thread(self.blobs.read, tree.manifest))
-                await sync(links, manifest, tree.target, self.blobs)
+                async with self._telling(f"Syncing {tree.target}") as progress:
+                    await sync(links, manifest, tree.target, self.blobs, progress=progress)
         await self._buckets().bring(self.job.files, self.blobs, location=self.cluster.order.region, note=self._note)
         crash.point("job.after-sync")
+
+    @contextlib.asynccontextmanager
+    async def _telling(self, what: str) -> AsyncIterator[Callable[[Progress], None]]:
+        """While something long is under way, how far it is, every few seconds."""
+        latest: list[str] = []
+
+        async def tell() -> None:
+            told = ""
+            while True:
+                await asyncio.sleep(PROGRESS_S)
+                if latest and latest[-1] != told:
+                    told = latest[-1]
+                    await self._note(f"{what}: {told}")
+
+        telling = asyncio.create_task(tell())
+        try:
+            yield lambda progress: latest.__setitem__(slice(None), [str(progress)])
+        finally:
+            telling.cancel()
 
     def _buckets(self) -> Attachment:
         links = [session.link for session in self.fleet.sessions]

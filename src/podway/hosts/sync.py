@@ -22,12 +22,15 @@ from podway.hosts.agent import packs
 from podway.hosts.blobs import BlobStore
 from podway.hosts.link import AgentRefused, AgentReply
 from podway.hosts.tree import TreeManifest
+from podway.quantities import format_bytes, format_count
 
 CHUNK = 4 << 20
 PULL_LIMIT = 256 << 20
-# A call that moves or hashes n bytes may take this long, and n at this rate: a slow disk under load.
+# A call that moves or hashes n bytes may take this long, and n at this rate: a slow disk under load. A file counts as so many
+# bytes besides its content, since each is opened, written and renamed: 10 ms.
 PATIENCE_S = 120.0
 SLOWEST = 10 << 20
+FILE_BYTES = SLOWEST // 100
 APPLY_TRIES = 3
 # After so many failures a host is believed to reach nobody, a holder to be reached by nobody.
 STRIKES = 2
@@ -53,6 +56,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     stage: Literal["send", "spread", "apply"]
     done: int
     total: int
+
+    def __str__(self) -> str:
+        if self.stage == "send":
+            return f"{format_bytes(self.done)} of {format_bytes(self.total)} are on the first host"
+        return (
+            f"{self.done} of {format_count(self.total, 'host')} {'have it' if self.stage == 'spread' else 'are done'}"
+        )
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +124,7 @@ class _Sync:
         self._blobs = blobs
         self._fanout = fanout
         self._progress = progress or (lambda progress: None)
-        self._sizes = manifest.sizes
+        self._effort = sum(entry.size + FILE_BYTES for entry in manifest.entries)
         self._id = blobs.put(manifest.encode())
         self._where: dict[str, Any] = {"dest": dest, "manifest_id": self._id}
         self._token = secrets.token_hex(32)
@@ -185,7 +195,7 @@ class _Sync:
 
     async def _missing(self, host: int) -> list[str]:
         """The contents a host lacks: of an unknown tree the manifest, which is a content too."""
-        reply = await self._call(host, "files.missing", size=sum(self._sizes.values()), **self._where)
+        reply = await self._call(host, "files.missing", size=self._effort, **self._where)
         if reply.fields["in_place"]:
             self._in_place.add(host)
         return _digests(reply.body) if reply.fields["known"] else [self._id]
@@ -206,7 +216,8 @@ class _Sync:
         while (message := await asyncio.to_thread(next, messages, None)) is not None:
             try:
                 fields = {**message.fields, "writer": self._writer}
-                await self._call(host, "files.put", size=len(message.body), body=message.body, **fields)
+                effort = len(message.body) + FILE_BYTES * len(message.digests)
+                await self._call(host, "files.put", size=effort, body=message.body, **fields)
             except ProviderError:
                 await asyncio.to_thread(self._check, message.digests)
                 raise
@@ -268,7 +279,7 @@ class _Sync:
         """Let a host fetch what it lacks from a peer, in parts. "" if it has all; else how the peer failed."""
         while True:
             fields: dict[str, Any] = {"from": source, "token": self._token, "limit": PULL_LIMIT, **self._where}
-            reply = await self._call(host, "files.pull", size=sum(self._sizes.values()), **fields)
+            reply = await self._call(host, "files.pull", size=self._effort, **fields)
             self.peer_bytes += int(reply.fields["bytes"])
             if reply.fields.get("failed"):
                 return str(reply.fields["failed"])
@@ -287,7 +298,7 @@ class _Sync:
 
     async def _apply(self, host: int) -> None:
         for _ in range(APPLY_TRIES):
-            reply = await self._call(host, "files.apply", size=sum(self._sizes.values()), **self._where)
+            reply = await self._call(host, "files.apply", size=self._effort, **self._where)
             if reply.fields["applied"]:
                 written, deleted = int(reply.fields["written"]), int(reply.fields["deleted"])
                 self.written += written

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 FRAME = struct.Struct(">32sQ")
 CHUNK = 1 << 20
+_HOLE = 64 << 10
+_ZEROS = bytes(_HOLE)
 DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _serial = itertools.count()
 
@@ -68,6 +70,18 @@ def space_on(folder: str) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise NoSpaceError("no space left on the disk of %s" % folder) from None
+
+
+def write_sparse(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write, leaving a hole for each block of zeros; `truncate` the file where it ends, for a hole may be the last of it."""
+    view = memoryview(data)
+    for at in range(0, len(view), _HOLE):
+        block = view[at : at + _HOLE]
+        if not block[0] and len(block) == _HOLE and block.tobytes() == _ZEROS:
+            file.seek(_HOLE, os.SEEK_CUR)
+            continue
+        while block:
+            block = block[file.write(block) :]
 
 
 def digest_of(stream: BinaryIO) -> str:
@@ -135,7 +149,7 @@ class Receiver:
     def _continue(self, view: memoryview) -> memoryview:
         assert self._file is not None
         part = view[: self._left]
-        self._file.write(part)
+        write_sparse(self._file, part)
         self._hash.update(part)
         self._left -= len(part)
         if self._left == 0:
@@ -145,6 +159,8 @@ class Receiver:
     def _finish(self) -> None:
         assert self._file is not None
         size = self._file.tell()
+        if size >= _HOLE:
+            self._file.truncate()
         self._file.close()
         self._file = None
         if self._hash.hexdigest() != self._digest:
@@ -171,7 +187,8 @@ def put_piece(folder: str, digest: str, writer: str, offset: int, total: int, bo
             data = body.read(CHUNK)
             if not data:
                 break
-            file.write(data)
+            write_sparse(file, data)
+        file.truncate()
         if file.tell() < total:
             return False
     with open(part, "rb") as file:

@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 
-from .packs import CHUNK, digest_of
+from .packs import CHUNK, digest_of, write_sparse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -225,7 +225,6 @@ def copy_to(source: BinaryIO, descriptor: int, mode: int) -> None:
         while True:
             data = source.read(CHUNK)
             if not data:
+                target.truncate()
                 return
-            view = memoryview(data)
-            while view:
-                view = view[target.write(view) :]
+            write_sparse(target, data)
