@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from podway.errors import UserError
 from podway.model.layout import Rules, kv_repeats
@@ -99,7 +100,7 @@ def attend(
     return out
 
 
-def default_kernel(pattern: Pattern, dtype: Any) -> Kernel:
+def default_kernel(pattern: Pattern, dtype: DTypeLike) -> Kernel:
     """The fastest kernel of this machine that can compute the pattern exactly."""
     platform = jax.default_backend()
     if platform == "tpu":
@@ -182,10 +183,17 @@ def _block_sizes(size: int, fused: bool) -> splash_kernel.BlockSizes:
 
 
 def _splash_on_chip(
-    kernel: Any, q: jax.Array, k: jax.Array, v: jax.Array, seg_q: Any, seg_kv: Any, *, scale: float
+    kernel: Any,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    seg_q: jax.Array | None,
+    seg_kv: jax.Array | None,
+    *,
+    scale: float,
 ) -> jax.Array:
     q, k, v = (x.swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v))  # heads before length
-    segments = None if seg_q is None else splash_kernel.SegmentIds(q=seg_q, kv=seg_kv)
+    segments = None if seg_q is None or seg_kv is None else splash_kernel.SegmentIds(q=seg_q, kv=seg_kv)
     out: jax.Array = jax.vmap(kernel)(q, k, v, segment_ids=segments)
     return out.swapaxes(1, 2)
 
@@ -196,8 +204,10 @@ def _cudnn(q_spec: P, pattern: Pattern) -> Chip:
     if pattern.softcap is not None:
         raise UserError("cuDNN attention has no soft cap", "use the reference kernel for this model on GPUs")
 
-    def on_chip(_: None, q: jax.Array, k: jax.Array, v: jax.Array, seg_q: Any, seg_kv: Any) -> jax.Array:
-        same = None if seg_q is None else seg_q[:, None, :, None] == seg_kv[:, None, None, :]
+    def on_chip(
+        _: None, q: jax.Array, k: jax.Array, v: jax.Array, seg_q: jax.Array | None, seg_kv: jax.Array | None
+    ) -> jax.Array:
+        same = None if seg_q is None or seg_kv is None else seg_q[:, None, :, None] == seg_kv[:, None, None, :]
         window = None if pattern.window is None else (pattern.window - 1, 0)
         # Not marked "context": a policy that keeps it keeps what this kernel made, statistics included (remat.py).
         return jax.nn.dot_product_attention(

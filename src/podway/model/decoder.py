@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from msgspec.structs import replace
 
 from podway.model import rope
@@ -51,7 +52,9 @@ class Layer(NamedTuple):
     windowed: jax.Array  # bool
 
 
-Attend = Callable[[jax.Array, jax.Array, jax.Array, Layer, Any], tuple[jax.Array, Any]]
+Carry = Any  # a pytree that is threaded through the layers
+Turn = Callable[[jax.Array, jax.Array], jax.Array]  # queries or keys, and whether the layer is windowed
+Attend = Callable[[jax.Array, jax.Array, jax.Array, Layer, Carry], tuple[jax.Array, Carry]]
 Gather = Callable[[Param, jax.Array], jax.Array]
 Project = Callable[[str, jax.Array, Weights, int], jax.Array]
 Widen = Callable[[str, Weights], jax.Array]
@@ -71,7 +74,7 @@ def plain_weights(name: str, weights: Weights) -> jax.Array:
 class Compute:
     """How to compute, as `ModelShape` says what."""
 
-    dtype: Any = jnp.bfloat16
+    dtype: DTypeLike = jnp.bfloat16
     rules: Rules = TRAIN_RULES
     kernel: Kernel | None = None  # None: the best for this machine
     blocks: Blocks = AUTO  # of the splash kernel
@@ -87,12 +90,12 @@ class Output(NamedTuple):
     balance: jax.Array  # the experts' balance loss; 0 for a dense model
 
 
-def init(shape: ModelShape, key: jax.Array, dtype: Any = jnp.float32) -> Tree:
+def init(shape: ModelShape, key: jax.Array, dtype: DTypeLike = jnp.float32) -> Tree:
     """Random parameters; each array depends on the key and its place in the table only, whatever the sharding."""
     return nest({p.name: _start(p, shape, jax.random.fold_in(key, i), dtype) for i, p in enumerate(params(shape))})
 
 
-def _start(param: Param, shape: ModelShape, key: jax.Array, dtype: Any) -> jax.Array:
+def _start(param: Param, shape: ModelShape, key: jax.Array, dtype: DTypeLike) -> jax.Array:
     if param.init == "ones":
         return jnp.ones(param.dims, dtype)
     if param.init == "zeros":
@@ -107,7 +110,7 @@ def _start(param: Param, shape: ModelShape, key: jax.Array, dtype: Any) -> jax.A
 
 
 def abstract(
-    shape: ModelShape, dtype: Any = jnp.float32, mesh: jax.sharding.Mesh | None = None, rules: Rules = TRAIN_RULES
+    shape: ModelShape, dtype: DTypeLike = jnp.float32, mesh: jax.sharding.Mesh | None = None, rules: Rules = TRAIN_RULES
 ) -> Tree:
     """The tree of `init` without its numbers: shapes, dtypes and, with a mesh, shardings."""
 
@@ -180,15 +183,15 @@ def run_layers(
     shape: ModelShape,
     compute: Compute,
     attend_with: Attend,
-    carry: Any,
+    carry: Carry,
     counted_BS: jax.Array | None = None,
-) -> tuple[jax.Array, Any, jax.Array]:
+) -> tuple[jax.Array, Carry, jax.Array]:
     """All layers, by scan or written out: (x, carry, usage of the experts by the counted tokens, see `Routing`)."""
     turn = _rotation(shape, positions_BS)
     gather = _gatherer(shape, compute)
     windowed = jnp.asarray([window is not None for window in shape.layer_windows])
 
-    def body(state: tuple[jax.Array, Any], here: tuple[Weights, Layer]) -> tuple[tuple[jax.Array, Any], jax.Array]:
+    def body(state: tuple[jax.Array, Carry], here: tuple[Weights, Layer]) -> tuple[tuple[jax.Array, Carry], jax.Array]:
         x, carry = state
         stored, layer = here
         x = mark(x, "residual")
@@ -216,7 +219,7 @@ def whole_sequences(shape: ModelShape, compute: Compute, segments_BS: jax.Array 
     """The trainer's attention: no cache, every layer's own window."""
     windows = sorted(set(shape.layer_windows), key=lambda w: w or 0)  # [None], [w] or [None, w]
 
-    def run(q: jax.Array, k: jax.Array, v: jax.Array, layer: Layer, carry: Any) -> tuple[jax.Array, Any]:
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, layer: Layer, carry: Carry) -> tuple[jax.Array, Carry]:
         def through(window: int | None) -> Callable[..., jax.Array]:
             return lambda q, k, v: attend(
                 q, k, v, segments_BS, pattern_of(shape, window), compute.rules,
@@ -237,13 +240,13 @@ def _layer(
     x: jax.Array,
     w: Weights,
     layer: Layer,
-    carry: Any,
-    turn: Any,
+    carry: Carry,
+    turn: Turn,
     shape: ModelShape,
     compute: Compute,
     attend_with: Attend,
     counted_BS: jax.Array | None,
-) -> tuple[jax.Array, Any, jax.Array]:
+) -> tuple[jax.Array, Carry, jax.Array]:
     normed = rms_norm(x, w["attn_norm"], shape.norm)
     attended, carry = _attention(normed, w, layer, carry, turn, shape, compute, attend_with)
     if shape.block == "parallel":
@@ -262,12 +265,12 @@ def _attention(
     x: jax.Array,
     w: Weights,
     layer: Layer,
-    carry: Any,
-    turn: Any,
+    carry: Carry,
+    turn: Turn,
     shape: ModelShape,
     compute: Compute,
     attend_with: Attend,
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, Carry]:
     def heads(name: str, axis: str) -> jax.Array:
         out = compute.project(name, x, w, 1)
         if shape.attention.qkv_bias:
@@ -342,7 +345,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, norm: Norm) -> jax.Array:
     return (wide * scale).astype(x.dtype)
 
 
-def _rotation(shape: ModelShape, positions_BS: jax.Array) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def _rotation(shape: ModelShape, positions_BS: jax.Array) -> Turn:
     """How queries and keys are turned: by one set of angles, or by one for each kind of layer."""
     if shape.rope is None:
         return lambda x, windowed: x

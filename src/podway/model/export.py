@@ -20,8 +20,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from podway.errors import UserError
 from podway.model.decoder import Tree
@@ -42,7 +44,7 @@ class _Tensor(NamedTuple):
     name: str
     param: Param
     place: tuple[int, ...]  # layer, expert
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
 
     @property
     def bytes(self) -> int:
@@ -55,7 +57,7 @@ def save_weights(
     folder: Path,
     *,
     source: Path | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     max_file_bytes: int = 5 * 10**9,
 ) -> None:
     """Write `folder` as a Hugging Face model, in `dtype` (default: as it is). Call it on every host.
@@ -83,7 +85,7 @@ def save_weights(
         multihost_utils.sync_global_devices(f"podway: {folder.name} is written")
 
 
-def _config(shape: ModelShape, source: Path | None, dtype: Any) -> dict[str, Any]:
+def _config(shape: ModelShape, source: Path | None, dtype: DTypeLike | None) -> dict[str, object]:
     config = read_config(source) if source is not None and (source / "config.json").exists() else {}
     same = bool(config) and "text_config" not in config and shape_from_hf(config) == shape
     if not same:
@@ -101,7 +103,7 @@ def _leaf(tree: Tree, param: Param) -> jax.Array:
     return array
 
 
-def _files(tree: Tree, shape: ModelShape, dtype: Any, max_file_bytes: int) -> dict[str, list[_Tensor]]:
+def _files(tree: Tree, shape: ModelShape, dtype: DTypeLike | None, max_file_bytes: int) -> dict[str, list[_Tensor]]:
     groups: list[list[_Tensor]] = [[]]
     for tensor in _tensors(tree, shape, dtype):
         if groups[-1] and sum(t.bytes for t in groups[-1]) + tensor.bytes > max_file_bytes:
@@ -112,7 +114,7 @@ def _files(tree: Tree, shape: ModelShape, dtype: Any, max_file_bytes: int) -> di
     return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups, 1)}
 
 
-def _tensors(tree: Tree, shape: ModelShape, dtype: Any) -> Iterator[_Tensor]:
+def _tensors(tree: Tree, shape: ModelShape, dtype: DTypeLike | None) -> Iterator[_Tensor]:
     """All tensors, those of one layer together."""
     found = []
     for order, param in enumerate(params(shape)):
@@ -128,7 +130,7 @@ def _tensors(tree: Tree, shape: ModelShape, dtype: Any) -> Iterator[_Tensor]:
 
 def _write(path: Path | None, tensors: list[_Tensor], tree: Tree) -> None:
     """One safetensors file: the length of the header, the header, then the tensors one after the other."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for tensor in tensors:
         dims, span = list(tensor.param.hf_dims), [at, at + tensor.bytes]
@@ -148,11 +150,11 @@ def _write(path: Path | None, tensors: list[_Tensor], tree: Tree) -> None:
         os.fsync(file.fileno())
 
 
-def _append(file: BinaryIO, array: np.ndarray[Any, Any]) -> None:
+def _append(file: BinaryIO, array: npt.NDArray[np.generic]) -> None:
     file.write(np.ascontiguousarray(array).view(np.uint8).data)
 
 
-def _fetch(tensor: _Tensor, tree: Tree) -> np.ndarray[Any, Any]:
+def _fetch(tensor: _Tensor, tree: Tree) -> npt.NDArray[np.generic]:
     """One tensor on this host, as Hugging Face stores it."""
     array = _leaf(tree, tensor.param)
     if array.is_fully_addressable:
@@ -174,7 +176,7 @@ def _picker(where: NamedSharding) -> Callable[[jax.Array, tuple[int, ...]], jax.
 
 
 def _finish(
-    draft: Path, folder: Path, files: dict[str, list[_Tensor]], config: dict[str, Any], source: Path | None
+    draft: Path, folder: Path, files: dict[str, list[_Tensor]], config: dict[str, object], source: Path | None
 ) -> None:
     (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if len(files) > 1:

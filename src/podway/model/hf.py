@@ -33,6 +33,7 @@ from podway.model.shape import (
 )
 
 Config = Mapping[str, Any]
+ConfigKeys = dict[str, Any]
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu-gated", "gelu_pytorch_tanh": "gelu-gated"}
 
@@ -40,7 +41,7 @@ _ACTIVATIONS: dict[str, Activation] = {"silu": "silu-gated", "gelu_pytorch_tanh"
 class _Architecture(Record, frozen=True, kw_only=True):
     family: Family
     model_type: str
-    defaults: dict[str, Any]
+    defaults: ConfigKeys
 
 
 def _row(family: Family, model_type: str, heads: int, kv_heads: int | None, **others: Any) -> _Architecture:
@@ -57,23 +58,23 @@ def _row(family: Family, model_type: str, heads: int, kv_heads: int | None, **ot
 
 
 # Keys that would make another function of the weights; any other value is refused.
-_MUST_BE: dict[str, Any] = {
+_MUST_BE: ConfigKeys = {
     "mlp_bias": False,
     "partial_rotary_factor": 1,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "use_bidirectional_attention": False,
 }
-_QWEN: dict[str, Any] = {
+_QWEN: ConfigKeys = {
     "vocab_size": 151_936, "max_position_embeddings": 32_768, "sliding_window": 4096, "use_sliding_window": False,
     "max_window_layers": 28, "layer_types": None,
 }  # fmt: skip
-_GEMMA: dict[str, Any] = {
+_GEMMA: ConfigKeys = {
     "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True,
     "attention_bias": False, "query_pre_attn_scalar": 256, "sliding_window": 4096, "layer_types": None,
     "attn_logit_softcapping": None, "final_logit_softcapping": None,
 }  # fmt: skip
-_GEMMA3: dict[str, Any] = {
+_GEMMA3: ConfigKeys = {
     **_GEMMA, "vocab_size": 262_208, "max_position_embeddings": 131_072, "rope_theta": 1e6,
     "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6,
 }  # fmt: skip
@@ -110,7 +111,7 @@ _ARCHITECTURES: dict[str, _Architecture] = {
 }  # fmt: skip
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> ConfigKeys:
     """The config.json at `path`, or in the directory `path`."""
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -227,7 +228,7 @@ class _Keys:
             raise self._wrong(key, value, "an object")
         return value or {}
 
-    def _wrong(self, key: str, value: Any, want: str) -> UserError:
+    def _wrong(self, key: str, value: object, want: str) -> UserError:
         if key not in self.config and value is None:
             return UserError(f"config.json: {key!r} is missing", f"it must be {want}")
         return UserError(f"config.json: {key!r} is {value!r}", f"it must be {want}")
@@ -350,20 +351,20 @@ def _balance(keys: _Keys) -> float:
     return 0.0 if keys.get("router_aux_loss_coef") == 0 else keys.number("router_aux_loss_coef")
 
 
-def shape_to_hf(shape: ModelShape) -> dict[str, Any]:
+def shape_to_hf(shape: ModelShape) -> ConfigKeys:
     """The config.json of a shape; a shape that its family's class could not express is a UserError."""
     name, row = next((n, r) for n, r in _ARCHITECTURES.items() if r.family == shape.family)
-    config: dict[str, Any] = {"architectures": [name], "model_type": row.model_type}
+    config: ConfigKeys = {"architectures": [name], "model_type": row.model_type}
     config |= {"shape": msgspec.to_builtins(shape)} if shape.family == "podway" else _keys_of(shape)
     if shape_from_hf(config) != shape:
         raise UserError(f"a {shape.family} config.json cannot express this shape", "give the shape the family 'podway'")
     return config
 
 
-def _keys_of(shape: ModelShape) -> dict[str, Any]:
+def _keys_of(shape: ModelShape) -> ConfigKeys:
     a, e, rope, gemma = shape.attention, shape.experts, shape.rope, shape.family in ("gemma2", "gemma3")
     words = {activation: word for word, activation in _ACTIVATIONS.items()}
-    config: dict[str, Any] = {
+    config: ConfigKeys = {
         "hidden_size": shape.d_model,
         "intermediate_size": shape.d_ff,
         "num_hidden_layers": shape.layers,
@@ -402,7 +403,7 @@ def _keys_of(shape: ModelShape) -> dict[str, Any]:
     return config
 
 
-def _scaling_words(scaling: LinearScaling | Llama3Scaling | None) -> dict[str, Any] | None:
+def _scaling_words(scaling: LinearScaling | Llama3Scaling | None) -> ConfigKeys | None:
     if scaling is None:
         return None
     if isinstance(scaling, LinearScaling):

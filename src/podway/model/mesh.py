@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
@@ -23,7 +24,7 @@ from podway.errors import UserError
 from podway.model.layout import AXES, Axes, MeshShape, Rules, spec_on, tile_order
 
 
-def make_mesh(mesh: MeshShape, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
+def make_mesh(mesh: MeshShape, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
     """A jax mesh with the axes of `MeshShape`, over these devices (default: all of them)."""
     devices = jax.devices() if devices is None else devices
     if len(devices) != mesh.chips:
@@ -41,9 +42,9 @@ def make_mesh(mesh: MeshShape, devices: Sequence[Any] | None = None) -> jax.shar
     return jax.sharding.Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _slices(devices: Sequence[Any], mesh: MeshShape) -> list[list[Any]]:
+def _slices(devices: Sequence[jax.Device], mesh: MeshShape) -> list[list[jax.Device]]:
     """The devices of each slice; each slice must have as many."""
-    groups: dict[int, list[Any]] = {}
+    groups: dict[int, list[jax.Device]] = {}
     for device in devices:
         groups.setdefault(getattr(device, "slice_index", 0) or 0, []).append(device)
     if len(groups) != mesh.slices:
@@ -51,7 +52,7 @@ def _slices(devices: Sequence[Any], mesh: MeshShape) -> list[list[Any]]:
     return [groups[index] for index in sorted(groups)]
 
 
-def _tiled(devices: Sequence[Any], mesh: MeshShape) -> list[Any]:
+def _tiled(devices: Sequence[jax.Device], mesh: MeshShape) -> list[jax.Device]:
     assert mesh.tile is not None
     if not hasattr(devices[0], "coords"):
         raise UserError(
@@ -65,7 +66,7 @@ def _tiled(devices: Sequence[Any], mesh: MeshShape) -> list[Any]:
     return ordered
 
 
-def _by_torus(devices: Sequence[Any], mesh: MeshShape) -> np.ndarray[Any, Any]:
+def _by_torus(devices: Sequence[jax.Device], mesh: MeshShape) -> npt.NDArray[np.object_]:
     inner = tuple(mesh.size(axis) for axis in AXES[1:])
     per_slice = []
     for members in _slices(devices, mesh):
@@ -158,9 +159,9 @@ def named_sharding(mesh: jax.sharding.Mesh, axes: Axes, dims: tuple[int, ...], r
     return NamedSharding(mesh, spec(*spec_on(axes, dims, _automatic(mesh.abstract_mesh), rules)))
 
 
-def described(slice: Slice, slices: int = 1) -> list[Any]:
+def described(slice: Slice, slices: int = 1) -> list[jax.Device]:
     """The devices of a slice (or several), as libtpu describes them."""
-    asked: dict[str, Any] = {}
+    asked: dict[str, object] = {}
     if any(slice.wrap):
         asked["wrap"] = [int(w) for w in (*slice.wrap, False)[:3]]
     if slice.generation == "v4":

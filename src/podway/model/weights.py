@@ -21,7 +21,9 @@ from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 from jax.sharding import Sharding, SingleDeviceSharding
+from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 
 from podway.errors import UserError
@@ -31,6 +33,7 @@ from podway.model.mesh import named_sharding
 from podway.model.params import Param, nest, params
 from podway.model.shape import ModelShape
 
+HostArray = npt.NDArray[np.generic]
 Block = tuple[slice, ...]  # the part of an array that a device holds
 
 # Where the decoder lies inside a checkpoint: alone, or as the language model of a multimodal one (two generations of
@@ -48,7 +51,7 @@ def load_weights(
     *,
     mesh: jax.sharding.Mesh | None = None,
     rules: Rules = TRAIN_RULES,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Tree:
     """The parameters in `folder`, laid out over `mesh` (default: one device), in `dtype` (default: as stored)."""
     checkpoint = Checkpoint(folder, shape)
@@ -62,8 +65,10 @@ def load_weights(
     return nest(leaves)
 
 
-def _place(checkpoint: "Checkpoint", param: Param, where: Sharding, dtype: Any, pool: ThreadPoolExecutor) -> jax.Array:
-    holders: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+def _place(
+    checkpoint: "Checkpoint", param: Param, where: Sharding, dtype: DTypeLike | None, pool: ThreadPoolExecutor
+) -> jax.Array:
+    holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
     for device, block in where.addressable_devices_indices_map(param.dims).items():
         assert block is not None
         bounds = tuple(part.indices(dim)[:2] for part, dim in zip(block, param.dims, strict=True))
@@ -91,7 +96,7 @@ class Checkpoint:
             return self.prefix + name.removeprefix("model.")
         return self.prefix.removesuffix("model.") + name if self.prefix == "language_model.model." else name
 
-    def read(self, param: Param, block: Block, dtype: Any, pool: ThreadPoolExecutor) -> np.ndarray[Any, Any]:
+    def read(self, param: Param, block: Block, dtype: DTypeLike | None, pool: ThreadPoolExecutor) -> HostArray:
         """The part of a parameter inside `block`, from all the tensors it is stacked of."""
         stack, inner = block[: param.stacked], block[param.stacked :]
         lengths = [part.stop - part.start for part in block]
@@ -164,12 +169,12 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path} is damaged: {error}", "download it again") from None
 
 
-def _numpy_dtype(tensor: Any) -> np.dtype[Any]:
+def _numpy_dtype(tensor: Any) -> np.dtype[np.generic]:
     kind = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[tensor.get_dtype()]
     return np.dtype(jax.numpy.dtype(kind))
 
 
-def _cut(tensor: Any, param: Param, inner: Block) -> np.ndarray[Any, Any]:
+def _cut(tensor: Any, param: Param, inner: Block) -> HostArray:
     """The part `inner` of one Hugging Face tensor, with the dimensions that the table gives it.
 
     The file has each group of dimensions (inputs, outputs) flattened to one, outputs first. Cutting the first dimension
@@ -187,7 +192,7 @@ def _cut(tensor: Any, param: Param, inner: Block) -> np.ndarray[Any, Any]:
     return folded[tuple(cut for _, b in groups for cut in (slice(None), *b[1:]))]
 
 
-def _transposed(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _transposed(matrix: HostArray) -> HostArray:
     """The transpose, in rows: block by block, which stays in the cache and is three times as fast as in one go."""
     rows, columns = matrix.shape
     step = 512
