@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -134,3 +134,42 @@ def test_a_server_that_is_not_ready_is_waited_for(server: Live) -> None:
         server.service.loops = loops
     with pytest.raises(UserError, match="not ready"):
         asyncio.run(bench.until_ready(target_of("http://127.0.0.1:9"), 0))
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_gaps_are_counted_by_token(server: Live, chat: bool) -> None:
+    """A chunk may bring several tokens; its usage says how many."""
+    load = bench.Load(prompts=[("hello", 24)] * 3, model="tiny", concurrency=2, chat=chat)
+    outcomes, _ = asyncio.run(bench.run(target_of(server.url), load))
+    assert [(o.error, o.tokens) for o in outcomes] == [(None, 24)] * 3
+    for outcome in outcomes:
+        assert len(outcome.gaps) < 24
+        assert sum(outcome.gaps) == pytest.approx(outcome.ended - (outcome.first or 0), rel=0.01, abs=1e-3)
+
+
+def followed(events: list[dict[str, object]]) -> Outcome:
+    async def lines() -> AsyncIterator[bytes]:
+        for event in events:
+            yield b"data: " + json.dumps(event).encode()
+
+    outcome = Outcome(sent=0.0, gaps=[])
+    asyncio.run(bench._follow(lines(), outcome))
+    return outcome
+
+
+def test_chunks_of_other_servers() -> None:
+    """A role alone is not a token; without a count in each chunk, a chunk is one."""
+    outcome = followed([
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}]}, {"choices": [{"delta": {"content": "a"}}]},
+        {"choices": [{"delta": {"content": "bc"}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 3}},
+    ])  # fmt: skip
+    assert (outcome.tokens, outcome.prompt_tokens, len(outcome.gaps)) == (3, 4, 2)
+
+
+def test_chunks_of_several_tokens() -> None:
+    def chunk(count: int) -> dict[str, object]:
+        return {"choices": [{"text": "x"}], "usage": {"prompt_tokens": 4, "completion_tokens": count}}
+
+    outcome = followed([chunk(1), chunk(5), chunk(7)])
+    assert len(outcome.gaps) == 6 and len(set(outcome.gaps)) == 2

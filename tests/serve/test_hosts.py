@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -80,7 +81,7 @@ def test_a_replica_on_each_of_two_hosts() -> None:
                 next(response.iter_lines())
         assert ask(server.url, PROMPTS[0]) == answers[0]
         metrics = httpx.get(f"{server.url}/metrics").text
-        assert 'podway_requests_total{reason="length"}' in metrics and 'reason="cancelled"' in metrics
+        assert 'vllm:request_success_total{finished_reason="length"' in metrics and 'finished_reason="abort"' in metrics
         assert server.end() == [0, 0], server.output
 
 
@@ -116,7 +117,10 @@ def test_two_replicas_in_one_process() -> None:
         body = {"prompt": PROMPTS, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
         made = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
         assert [choice["text"] for choice in made["choices"]] == [greedy_text(prompt, 12) for prompt in PROMPTS]
-        assert 'podway_requests_total{reason="length"} 4' in httpx.get(f"{server.url}/metrics").text
+        counted = re.search(
+            r'request_success_total\{finished_reason="length",.*\} (\S+)', httpx.get(f"{server.url}/metrics").text
+        )
+        assert counted is not None and float(counted[1]) == 4
         assert "replica 2 of 2: compiled" in server.output[0]
         assert server.end() == [0], server.output
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serve.live import BYTES, Live, live
 from tests.serve.tiny import greedy
@@ -216,7 +217,7 @@ def test_a_client_that_leaves_frees_its_pages(server: Live) -> None:
             timeout=httpx.Timeout(30, read=0.05),
         )
     server.wait_until_empty()
-    assert "cancelled" in httpx.get(f"{server.url}/metrics").text
+    assert 'finished_reason="abort"' in httpx.get(f"{server.url}/metrics").text
 
 
 def test_many_streams_at_once_with_disconnects(server: Live) -> None:
@@ -258,8 +259,12 @@ def test_tokens_back_and_forth(server: Live) -> None:
 def test_pages_for_machines(server: Live) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
     text = httpx.get(f"{server.url}/metrics").text
-    for name in ("requests_running", "time_to_first_token_seconds_bucket", "pages_free", "answer_tokens_total"):
-        assert f"podway_{name}" in text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name in ("num_requests_running", "time_to_first_token_seconds", "kv_cache_usage_perc", "generation_tokens",
+                 "request_success", "prefix_cache_hits", "inter_token_latency_seconds", "e2e_request_latency_seconds"):  # fmt: skip
+        assert all(sample.labels["model_name"] == "tiny" for sample in families[f"vllm:{name}"].samples), name
+    counted = {sample.name: sample.value for sample in families["vllm:generation_tokens"].samples}
+    assert counted["vllm:generation_tokens_total"] > 0
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize"} <= set(paths)
 

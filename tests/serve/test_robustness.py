@@ -3,13 +3,19 @@
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from starlette.testclient import TestClient
 
+from podway.model.tokenizer import ModelTokenizer
 from podway.serve import grammar as grammars
 from podway.serve.grammar import Grammars
+from podway.serve.http import make_app
+from podway.serve.openai import CompletionBody, sampling_params
+from podway.serve.service import Service
 from tests.conftest import wait_until
 from tests.serve.live import Live, live
 
@@ -245,3 +251,36 @@ def test_a_server_that_drains_refuses_and_then_ends_streams_with_an_error(
             last = [line for line in lines if line][-1]
         assert "the server is stopping" in last
         server.wait_until_empty()
+
+
+def test_web_pages_of_named_origins_may_ask_and_requests_are_logged(server: Live) -> None:
+    lines: list[str] = []
+    app = make_app(server.service, ["secret"], origins=["https://page.example"], access_log=lines.append)
+    with TestClient(app) as client:
+        asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+        allowed = client.options("/v1/chat/completions", headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+        other = client.options("/v1/chat/completions", headers={**asked, "Origin": "https://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+        assert client.get("/ping").status_code == 200 and client.post("/ping").status_code == 200
+        assert client.get("/v1/models?key=secret", headers={"x-request-id": "\x1b[2J"}).status_code == 401
+    assert len(lines) == 5 and "GET /v1/models 401" in lines[-1]
+    assert "secret" not in "".join(lines) and "\x1b" not in "".join(lines)
+
+
+def test_the_defaults_of_the_model_are_used(tmp_path: Path) -> None:
+    config = {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.9,
+        "repetition_penalty": 1.05,
+        "min_p": "no",
+        "eos_token_id": 0,
+    }
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    service = Service("m", ModelTokenizer(tmp_path, 256), 100)
+    assert service.defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.05}
+    plain = sampling_params(CompletionBody(seed=1), 256, False, service.defaults, [])
+    assert (plain.temperature, plain.top_k, plain.top_p, plain.repetition, plain.min_p) == (0.6, 20, 0.9, 1.05, 0.0)
+    asked = sampling_params(CompletionBody(seed=1, temperature=0, top_p=1.0), 256, False, service.defaults, [])
+    assert (asked.temperature, asked.top_p) == (0.0, 1.0)

@@ -6,7 +6,7 @@
 3. The report: first the twelve lines that the JetStream benchmark prints, line for line; then what they leave out.
 
 Two things are called TPOT. JetStream's is latency / tokens, with the wait for the first token in it; vLLM's is
-(latency - first token) / (tokens - 1). Both are shown, each under its name.
+(latency - first token) / (tokens - 1). Both are shown, each under its name. ITL is the time from one token to the next.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     ignore_eos: bool = True
     temperature: float = 0.0
+    chat: bool = False  # /v1/chat/completions
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -172,18 +173,9 @@ async def run(target: Target, load: Load) -> tuple[list[Outcome], float]:
 
 
 async def _one(target: Target, load: Load, prompt: Prompt, most: int) -> Outcome:
-    body = {
-        "model": load.model, "prompt": prompt, "max_tokens": most, "temperature": load.temperature, "stream": True,
-        "ignore_eos": load.ignore_eos, "stream_options": {"include_usage": True},
-    }  # fmt: skip
     outcome = Outcome(sent=time.perf_counter(), gaps=[])
     try:
-        status, lines = await request(target, "POST", "/v1/completions", body)
-        if status != 200:
-            whole = b"\n".join([line async for line in lines])
-            outcome.error = f"status {status}: {whole[:200].decode(errors='replace')}"
-        else:
-            await _follow(lines, outcome)
+        await _ask(target, load, prompt, most, outcome)
     except (OSError, ValueError, asyncio.IncompleteReadError) as error:
         outcome.error = f"{type(error).__name__}: {error}"
     if not outcome.ended:
@@ -193,8 +185,48 @@ async def _one(target: Target, load: Load, prompt: Prompt, most: int) -> Outcome
     return outcome
 
 
-async def _follow(lines: Any, outcome: Outcome) -> None:
-    last, chunks = outcome.sent, 0
+async def _ask(target: Target, load: Load, prompt: Prompt, most: int, outcome: Outcome) -> None:
+    body: dict[str, object] = {
+        "model": load.model, "max_tokens": most, "temperature": load.temperature, "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }  # fmt: skip
+    if load.ignore_eos:
+        body["ignore_eos"] = True
+    if load.chat:
+        text = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+        body["messages"] = [{"role": "user", "content": text}]
+    else:
+        body["prompt"] = prompt
+    path = "/v1/chat/completions" if load.chat else "/v1/completions"
+    status, lines = await request(target, "POST", path, body)
+    if status == 200:
+        await _follow(lines, outcome)
+        return
+    whole = b"\n".join([line async for line in lines])
+    if status in (400, 422) and b"continuous_usage_stats" in whole:  # a server that counts tokens only at the end
+        body["stream_options"] = {"include_usage": True}
+        outcome.sent = time.perf_counter()
+        status, lines = await request(target, "POST", path, body)
+        if status == 200:
+            await _follow(lines, outcome)
+            return
+        whole = b"\n".join([line async for line in lines])
+    outcome.error = f"status {status}: {whole[:200].decode(errors='replace')}"
+
+
+def _has_tokens(choice: dict[str, Any]) -> bool:
+    """Whether a chunk's choice brings tokens; a chat begins with a chunk that only names the role."""
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return True
+    return any(delta.get(name) for name in ("content", "reasoning_content", "tool_calls")) or bool(
+        choice.get("finish_reason")
+    )
+
+
+async def _follow(lines: AsyncIterator[bytes], outcome: Outcome) -> None:
+    """Times of tokens. Several that come in one chunk have even gaps; how many there are is in the chunk's usage, else one."""
+    last, chunks, counted = outcome.sent, 0, 0
     async for line in lines:
         if not line.startswith(b"data: {"):
             continue
@@ -203,15 +235,18 @@ async def _follow(lines: Any, outcome: Outcome) -> None:
         if "error" in event:
             outcome.error = str(event["error"])[:200]
             return
-        if event.get("choices"):
+        usage = event.get("usage")
+        if usage:
+            outcome.prompt_tokens, outcome.tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        if event.get("choices") and _has_tokens(event["choices"][0]):
             chunks += 1
+            new = outcome.tokens - counted if usage else 1
+            counted += new
             if outcome.first is None:
                 outcome.first = now
-            else:
-                outcome.gaps.append(now - last)
+            elif new > 0:
+                outcome.gaps += [(now - last) / new] * new
             last = outcome.ended = now
-        if usage := event.get("usage"):
-            outcome.prompt_tokens, outcome.tokens = usage["prompt_tokens"], usage["completion_tokens"]
     outcome.tokens = outcome.tokens or chunks
 
 

@@ -27,6 +27,8 @@ def command() -> None:
     "--request-rate", type=click.FloatRange(0, min_open=True), help="Requests a second (default: all at once)."
 )
 @click.option("--concurrency", type=click.IntRange(1), help="Concurrent requests.")
+@click.option("--chat", is_flag=True, help="Use /v1/chat/completions.")
+@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for answers of full length.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed of prompts, lengths and arrivals.")
 @click.option("--slo", type=(float, float), help="TTFT and TPOT limits in ms for goodput.", metavar="TTFT TPOT")
 @click.option("--api-key-file", type=click.Path(dir_okay=False), help="A file with the API key.")
@@ -44,6 +46,8 @@ def serve(
     spread: float,
     request_rate: float | None,
     concurrency: int | None,
+    chat: bool,
+    ignore_eos: bool,
     seed: int,
     slo: tuple[float, float] | None,
     api_key_file: str | None,
@@ -82,7 +86,10 @@ def serve(
             prompts = bench.from_lines(Path(dataset_path or ""), num_prompts)
         else:
             prompts = await bench.from_sharegpt(Path(dataset_path or ""), num_prompts, seed, target)
-        load = bench.Load(prompts=prompts, model=name, rate=request_rate, concurrency=concurrency, seed=seed)
+        load = bench.Load(
+            prompts=prompts, model=name, rate=request_rate, concurrency=concurrency, seed=seed, chat=chat,
+            ignore_eos=ignore_eos,
+        )  # fmt: skip
         outcomes, seconds = await bench.run(target, load)
         return outcomes, seconds, name
 

@@ -12,6 +12,7 @@ import argparse
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -85,7 +86,18 @@ def serve(args: argparse.Namespace, keys: list[str]) -> int:
 def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.socket, keys: list[str]) -> int:
     """Open the port, warm up beside it, serve."""
     service = fleet.service
-    config = uvicorn.Config(make_app(service, keys), log_level="warning", timeout_graceful_shutdown=5, lifespan="off")
+    args = fleet.args
+    app = make_app(service, keys, origins=args.cors_origin, access_log=log if args.access_log else None)
+    config = uvicorn.Config(
+        app, log_level="warning", timeout_graceful_shutdown=5, lifespan="off", ssl_certfile=args.tls_cert,
+        ssl_keyfile=args.tls_key,
+    )  # fmt: skip
+    try:
+        config.load()
+    except (ssl.SSLError, OSError) as error:
+        raise UserError(
+            f"{args.tls_cert} and {args.tls_key} cannot be used: {error}", "give a PEM certificate and its key"
+        ) from None
     server = _Server(config)
     failed: list[UserError] = []
 
@@ -94,7 +106,7 @@ def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.
             server.should_exit = True
             return
         service.draining = True
-        threading.Thread(target=drain, args=(service, server, fleet.args.drain_seconds), daemon=True).start()
+        threading.Thread(target=drain, args=(service, server, args.drain_seconds), daemon=True).start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -104,7 +116,7 @@ def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.
             fleet.take_roles(fleet.warm(shape, options), lambda: _host_lost(service))
             service.loops = fleet.all_loops()
             place = listening.getsockname()
-            log(f"{service.name} is ready at http://{place[0]}:{place[1]}/v1")
+            log(f"{service.name} is ready at {'https' if args.tls_cert else 'http'}://{place[0]}:{place[1]}/v1")
         except UserError as error:
             failed.append(error)
             server.should_exit = True

@@ -7,6 +7,7 @@ are being compiled, and while the server drains before its end, /health says 503
 
 import asyncio
 import hmac
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -41,11 +43,17 @@ from podway.serve.service import Service
 
 MAX_BYTES = 8 << 20
 MAX_TEXT = 4 << 20  # bytes that /tokenize takes
-_OPEN = ("/health", "/metrics", "/version", "/openapi.json")
+_OPEN = ("/health", "/ping", "/metrics", "/version", "/openapi.json")
 
 
-def make_app(service: Service, keys: Sequence[str] = ()) -> Starlette:
-    """The application; without keys everyone may ask."""
+def make_app(
+    service: Service,
+    keys: Sequence[str] = (),
+    *,
+    origins: Sequence[str] = (),
+    access_log: Callable[[str], None] | None = None,
+) -> Starlette:
+    """The application; without keys everyone may ask. Web pages of these origins may ask from a browser."""
     routes = [
         Route("/v1/models", _models(service)),
         Route("/v1/models/{name:path}", _model(service)),
@@ -56,14 +64,22 @@ def make_app(service: Service, keys: Sequence[str] = ()) -> Starlette:
         Route("/detokenize", _detokenize(service), methods=["POST"]),
         Route("/tokenizer_info", _tokenizer_info(service)),
         Route("/health", _health(service)),
+        Route("/ping", _health(service), methods=["GET", "POST"]),
         Route("/metrics", _metrics(service)),
         Route("/version", _version),
         Route("/openapi.json", _openapi),
     ]
     handlers: dict[Any, Any] = {UserError: _user_error, HTTPException: _http_error, Exception: _server_error}
-    return Starlette(
-        routes=routes, exception_handlers=handlers, middleware=[Middleware(AuthMiddleware, keys=tuple(keys))]
-    )
+    middleware = [Middleware(AuthMiddleware, keys=tuple(keys))]
+    if origins:  # outside: a browser asks before it sends a key
+        seen = ["x-request-id", "x-ignored-fields"]
+        allowed = Middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"], expose_headers=seen
+        )
+        middleware.insert(0, allowed)
+    if access_log is not None:
+        middleware.insert(0, Middleware(AccessLogMiddleware, log=access_log))
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
 
 
 class ApiResponse(JSONResponse):
@@ -71,6 +87,34 @@ class ApiResponse(JSONResponse):
 
     def render(self, content: object) -> bytes:
         return msgspec.json.encode(content)
+
+
+class AccessLogMiddleware:
+    """A line for each request when it has ended: who, what, status, time. Neither keys nor queries."""
+
+    def __init__(self, app: ASGIApp, log: Callable[[str], None]) -> None:
+        self.app, self.log = app, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun, status, name = time.monotonic(), 0, b"-"
+
+        async def noting(message: Message) -> None:
+            nonlocal status, name
+            if message["type"] == "http.response.start":
+                status, name = message["status"], dict(message["headers"]).get(b"x-request-id", b"-")
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting)
+        finally:
+            client = (scope.get("client") or ("-",))[0]
+            shown = f"{scope['method']} {scope['path']} {status} {name.decode('latin-1')}"
+            milliseconds = 1e3 * (time.monotonic() - begun)
+            # What a client chose may hold control characters, and this goes to a terminal.
+            self.log(f"{client} {shown.encode('unicode_escape').decode()} {milliseconds:.1f} ms")
 
 
 class AuthMiddleware:

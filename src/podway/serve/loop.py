@@ -95,6 +95,7 @@ class EngineLoop:
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="launch")
         self._under_way: deque[Future[InFlightStep]] = deque()
         self._arrived: dict[int, float] = {}
+        self._last_token: dict[int, float] = {}
         self._scored: dict[int, list[TokenScore]] = {}
         self.failure: BaseException | None = None
 
@@ -145,7 +146,7 @@ class EngineLoop:
                 self._left_queue()
             self.batcher.cancel(request)
             self._forget(request)
-            self.metrics.finished.inc(reason="cancelled")
+            self.metrics.finished.inc(of="abort")
 
     def _run(self) -> None:
         try:
@@ -192,7 +193,7 @@ class EngineLoop:
             self._under_way.append(self._launcher.submit(self.engine.launch, prepared))
             for request, error in failed:  # what the step makes of them is not read
                 self._fail(request, error)
-            self.metrics.steps.inc(kind="mixed" if step.pieces else "decode")
+            self.metrics.steps.inc(of="mixed" if step.pieces else "decode")
             self.metrics.prompt_tokens.inc(sum(piece.count for piece in step.pieces))
         if self._under_way and (step is None or len(self._under_way) > DEPTH):
             self._read(self._under_way.popleft().result())
@@ -202,7 +203,7 @@ class EngineLoop:
         if request.finish is None:
             self.batcher.cancel(request)
         self._forget(request)
-        self.metrics.finished.inc(reason="error")
+        self.metrics.finished.inc(of="error")
         _listener(request).on_update(TokenUpdate(finish="error", error=error))
 
     def _read(self, flight: InFlightStep) -> None:
@@ -222,15 +223,15 @@ class EngineLoop:
                     self.batcher.finish(request)
                     emitted = msgspec.structs.replace(emitted, finish="stop")
             first = len(request.tokens) - len(emitted.tokens) == request.prompt_len
-            if first and emitted.tokens:
-                self.metrics.first_token_seconds.observe(now - self._arrived[request.number])
-            self.metrics.answer_tokens.inc(len(emitted.tokens))
+            self._count_tokens(request, len(emitted.tokens), first, now)
             scores = _scores(flight, emitted) if listener.sampling.logprobs else None
             prompt = self._scored.pop(request.number, None) if first else None
             listener.on_update(TokenUpdate(emitted.tokens, scores, prompt, request.cached, emitted.finish))
             if emitted.finish is not None:
                 self.metrics.request_seconds.observe(now - self._arrived[request.number])
-                self.metrics.finished.inc(reason=emitted.finish)
+                self.metrics.request_prompt.observe(request.prompt_len)
+                self.metrics.request_answer.observe(len(request.tokens) - request.prompt_len)
+                self.metrics.finished.inc(of=emitted.finish)
                 self._forget(request)
 
     def _read_prompt_scores(self, flight: InFlightStep) -> None:
@@ -246,7 +247,22 @@ class EngineLoop:
                 token = request.tokens[piece.start + offset + 1]
                 known.append(TokenScore(token, float(logprobs[offset]), _pairs(ids[offset], tops[offset])))
 
+    def _count_tokens(self, request: Request, tokens: int, first: bool, now: float) -> None:
+        """Several tokens of one step came at even gaps, as far as anyone can tell."""
+        if not tokens:
+            return
+        m, number = self.metrics, request.number
+        if first:
+            m.first_token_seconds.observe(now - self._arrived[number])
+            m.cache_queries.inc(request.prompt_len)
+            m.cache_hits.inc(request.cached)
+        elif (last := self._last_token.get(number)) is not None:
+            m.token_seconds.observe((now - last) / tokens, tokens)
+        self._last_token[number] = now
+        m.answer_tokens.inc(tokens)
+
     def _forget(self, request: Request) -> None:
+        self._last_token.pop(request.number, None)
         self._arrived.pop(request.number, None)
         self._scored.pop(request.number, None)
 
@@ -258,8 +274,7 @@ class EngineLoop:
     def _count(self) -> None:
         m, batcher = self.metrics, self.batcher
         m.running.set(len(batcher.running))
-        m.pages_held.set(batcher.pool.held)
-        m.pages_free.set(batcher.pool.free)
+        m.cache_usage.set(batcher.pool.held / max(1, batcher.pool.count - 1))
         m.preemptions.set(batcher.preemptions)
 
 

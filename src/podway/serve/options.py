@@ -18,6 +18,16 @@ def parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
     add("--name", help="what clients call the model (default: the folder's name)")
     add("--api-key-file", type=Path, help="a file with an API key on each line; without it everyone may ask")
+    add("--tls-cert", type=Path, help="certificate (PEM) to serve HTTPS with")
+    add("--tls-key", type=Path, help="its private key")
+    add(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages that may ask; * for all; repeatable",
+    )
+    add("--access-log", action="store_true", help="log a line for each request")
     add("--tp", type=int, default=1, help="devices that one copy of the model is split over (default: 1)")
     add("--replicas", type=int, default=1, help="copies of the model, each on its own devices (default: 1)")
     add("--max-len", type=int, help="tokens of prompt and answer together")
@@ -54,6 +64,11 @@ def check(args: argparse.Namespace) -> None:
     for name in ("tp", "replicas", "max_queue", "decode_steps"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name)}", "it must be at least 1")
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise UserError("--tls-cert and --tls-key belong together", "give both")
+    for name in ("tls_cert", "tls_key"):
+        if (file := getattr(args, name)) is not None and not file.is_file():
+            raise UserError(f"{file}: no such file", f"check --{name.replace('_', '-')}")
     if not 0 <= args.drain_seconds <= 86_400:
         raise UserError(f"--drain-seconds is {args.drain_seconds:g}", "it must lie between 0 and 86400")
     if not 0 <= args.port < 65536:

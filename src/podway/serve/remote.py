@@ -130,7 +130,7 @@ class RemoteLoop:
     def cancel(self, request: Request) -> None:
         """End it there; no more updates come."""
         if (left := self._forget(request)) is not None:
-            self.metrics.finished.inc(reason="cancelled")
+            self.metrics.finished.inc(of="abort")
             self._connection.send(CancelMessage(left.key))
 
     def stop(self) -> None:
@@ -167,7 +167,7 @@ class RemoteLoop:
         self.metrics.answer_tokens.inc(len(news.tokens))
         if news.finish is not None:
             self._forget(request)
-            self.metrics.finished.inc(reason=news.finish)
+            self.metrics.finished.inc(of=news.finish)
             self.metrics.request_seconds.observe(spent)
         error = None if news.error is None else UserError(news.error[0], news.error[1], status=news.error[2])
         update = TokenUpdate(news.tokens, news.scores, news.prompt_scores, news.cached, news.finish, error)

@@ -57,7 +57,7 @@ class Service:
 
     def metrics(self) -> Metrics:
         """Of all replicas together."""
-        return Metrics.sum([loop.metrics for loop in self.loops])
+        return Metrics.sum([loop.metrics for loop in self.loops], self.name)
 
     def least_loaded_replica(self) -> Loop:
         """The replica that has the least to do; of equals, the next in turn. One that failed is asked last, and refuses."""
