@@ -40,7 +40,7 @@ class Stub:
         self.tokens: list[api.TokenView] = []
         self.members: list[api.MemberView] = []
         self.entries: list[api.AuditView] = []
-        self.shell = api.ShellReply(argv=["bash", "--norc", "-i"], env={"PODWAY_RANK": "0"}, cwd=None)
+        self.shell = api.ShellReply(home="/nowhere", env={"PODWAY_RANK": "0"})
         self.launch_job: int | None = 1
         self.order = records.order()
         self.moves_to: list[str] = []

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from podway.cli.run import worst
+from podway.hosts.ssh.endpoint import Endpoint
 from podway.server.api import Frame, ShellReply
 from tests.cli import records
 from tests.cli.conftest import Run, on_terminal
@@ -133,34 +134,34 @@ def test_worst() -> None:
 @pytest.fixture
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
-    monkeypatch.setattr(
-        os, "execvpe", lambda file, argv, env: calls.append((argv, env["PODWAY_RANK"], str(Path.cwd())))
-    )
+    monkeypatch.setattr(os, "execvpe", lambda file, argv, env: calls.append((argv, str(Path.cwd()))))
     return calls
 
 
-def test_ssh_becomes_the_shell_the_server_names(
+def test_ssh_to_a_simulated_host_is_a_shell_in_its_home(
     run: Run, demo: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    demo.shell = ShellReply(argv=["bash", "--norc", "-i"], env={"PODWAY_RANK": "2"}, cwd=str(tmp_path))
+    (tmp_path / "sky_workdir").mkdir()
+    demo.shell = ShellReply(home=str(tmp_path), env={"PODWAY_RANK": "2", "BAD NAME": "x"})
     assert run("ssh", "demo", "-w", "2").code == 0
     assert run("ssh", "demo", "--", "echo", "a b", "$X").code == 0
-    assert demo.asked("GET", "/v1/clusters/demo/shell") == [
-        {"rank": "2"},
-        {"rank": "0", "command": "echo 'a b' $X"},
-    ]
-    assert executed == [(["bash", "--norc", "-i"], "2", str(tmp_path))] * 2
+    assert demo.asked("GET", "/v1/clusters/demo/shell") == [{"rank": "2"}, {"rank": "0"}]
+    for (argv, cwd), end in zip(executed, (["-i"], ["-c", "echo 'a b' $X"]), strict=True):
+        assert argv[:2] == ["sh", "-c"] and "PODWAY_RANK=2" in argv and f"HOME={tmp_path}" in argv
+        assert argv[-len(end) - 2 :] == ["bash", "--norc", *end] and not any("BAD" in word for word in argv)
+        assert cwd == str(tmp_path / "sky_workdir")
 
 
 def test_ssh_to_a_host_of_another_machine(run: Run, demo: Stub, executed: list[Any]) -> None:
-    demo.shell = ShellReply(argv=["bash"], env={}, cwd="/nowhere/at/all")
+    demo.shell = ShellReply(home="/nowhere/at/all", env={})
     result = run("ssh", "demo")
     assert result.code == 1
-    assert "host 0 of cluster demo is not on this machine" in result.err
+    assert "the hosts of cluster demo are not on this machine" in result.err
     assert executed == []
 
 
-def test_ssh_without_ssh(run: Run, demo: Stub) -> None:
-    demo.shell = ShellReply(argv=["no-such-ssh", "host"], env={}, cwd=None)
-    assert run("ssh", "demo").err.startswith("Error: no-such-ssh is not installed on this machine\n")
+def test_ssh_without_ssh(run: Run, demo: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    demo.shell = ShellReply(home="/home/ada", env={}, endpoint=Endpoint(address="192.0.2.1"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run("ssh", "demo").err.startswith("Error: ssh is not installed on this machine\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podway.hosts.ssh.config import config_text, include, write_config
-from podway.hosts.ssh.connections import Endpoint
+from podway.hosts.ssh.endpoint import Endpoint
 
 CLUSTERS = {
     "train": [

@@ -24,6 +24,8 @@ from podway.providers import refuse_stop, stoppable
 from podway.providers.ssh.provider import SshProvider
 from podway.sandbox.hosts import make_hosts, make_key, pool_text, why_no_hosts
 from podway.sandbox.hosts.netns import NetnsHosts, why_no_namespaces
+from podway.server.api import ShellReply
+from podway.server.shell import shell_command
 from tests.conftest import wait_until
 
 PAIR = Order(accelerator_type="v4-16", topology="2x2x2", provider="ssh", hosts_per_slice=2, chips_per_host=4)
@@ -307,8 +309,11 @@ def test_through_a_jump_host_that_forwards_no_sockets(lab: NetnsHosts, tmp_path:
             host = (await provider.observe("a")).hosts[0]
             came_from = (await output_of(provider, host, "echo fine; exit 3")).strip()
             assert came_from == "fine"
-            shell = provider.shell(host, {"GREETING": "it's me"}, 'echo "$GREETING at $(hostname)"; exit 7')
-            process = await asyncio.create_subprocess_exec(*shell.argv, stdout=asyncio.subprocess.PIPE)
+            how = provider.shell(host, {"GREETING": "it's me"})
+            reply = ShellReply(home=how.home, env=how.env, endpoint=how.endpoint, known_hosts=list(how.known_hosts))
+            say = 'echo "$GREETING at $(hostname)"; exit 7'
+            argv = shell_command(reply, say, cluster="a", own_server=True).argv
+            process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
             out, _ = await process.communicate()
             assert out.decode().splitlines()[-1] == "it's me at h1" and process.returncode == 7
             await provider.destroy("a")

@@ -21,6 +21,7 @@ from podway.decoding import from_plain
 from podway.errors import UserError
 from podway.extras import explain
 from podway.hosts.link import Opener
+from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.provider_table import ProviderRow, find_row, load, provider_rows, row_of, simulated_names, unknown_provider
 from podway.task.task import Resources
@@ -116,11 +117,12 @@ class SelfTeardown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shell(msgspec.Struct, frozen=True, kw_only=True):
-    """How to open an interactive shell on a host: run this, here."""
+    """What a client needs to open a shell on a host. It makes the command line by itself: no client runs what a server sends."""
 
-    argv: tuple[str, ...]
-    env: dict[str, str] = {}
-    cwd: str | None = None
+    home: str
+    env: dict[str, str]  # of the shell: as a job there has it
+    endpoint: Endpoint | None = None  # where to log in; None: the host is a part of the server's own machine
+    known_hosts: tuple[str, ...] = ()  # lines of OpenSSH's file of that name, for the endpoint and the way to it
 
 
 class Provider(Protocol):
@@ -196,8 +198,8 @@ class SupportsSelfTeardown(Protocol):
 class SupportsShell(Protocol):
     """Hosts that a person can log in to."""
 
-    def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
-        """An interactive shell on the host, or one command there."""
+    def shell(self, host: Host, env: dict[str, str]) -> Shell:
+        """Where a shell on the host is, with this environment."""
 
 
 def stoppable(provider: Provider) -> SupportsStop:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from podway.hosts.manifest import FileTree
+from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.task.task import Autostop, Task
 
@@ -255,11 +256,12 @@ class EventsReply(Reply, frozen=True):
 
 
 class ShellReply(Reply, frozen=True):
-    """The command that opens a shell on a host, to be run where the command was typed."""
+    """Where a shell on a host is. The client makes the command line by itself (`shell.py`)."""
 
-    argv: list[str]
+    home: str
     env: dict[str, str]
-    cwd: str | None
+    endpoint: Endpoint | None = None
+    known_hosts: list[str] = []
 
 
 class UsageView(Reply, frozen=True):

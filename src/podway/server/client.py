@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from podway.hosts.manifest import FileTree
     from podway.plan.plans import TrainPlan
     from podway.server.planning import RehearsalResult
+    from podway.server.shell import ShellCommand
     from podway.task.task import Autostop, Task
 RECONNECT_S = 60.0
 POLL_S = (0.05, 1.0)  # soon at first, then seldom
@@ -284,10 +285,12 @@ class Client:
         """A cluster's history after an event id, oldest first."""
         return self._call("GET", f"{_at(cluster)}/events?after={after}", api.EventsReply).events
 
-    def shell(self, cluster: str, rank: int = 0, command: str | None = None) -> api.ShellReply:
-        """The command line that opens a shell on a host, or runs one command there."""
-        query = _query({"rank": rank, "command": command})
-        return self._call("GET", f"{_at(cluster)}/shell?{query}", api.ShellReply)
+    def shell(self, cluster: str, rank: int = 0, command: str | None = None) -> ShellCommand:
+        """The command line that opens a shell on a host, or runs one command there; made here from what the server knows."""
+        from podway.server.shell import shell_command  # few commands need it
+
+        reply = self._call("GET", f"{_at(cluster)}/shell?{_query({'rank': rank})}", api.ShellReply)
+        return shell_command(reply, command, cluster=cluster, own_server=self._connection.is_own)
 
     def orphans(self, *, look: bool = True) -> api.OrphansReply:
         """Resources of this Podway that no cluster accounts for: asked of every provider now, or as last seen."""

@@ -89,7 +89,7 @@ def events(call: ApiCall) -> api.EventsReply:
 
 
 def shell(call: ApiCall) -> api.ShellReply:
-    """The command that opens a shell on one host, or runs one command there."""
+    """Where a shell on one host is, and the environment a job there has."""
     found = call.find_cluster()
     rank = call.query.get("rank", 0)
     if not found.hosts:
@@ -114,8 +114,8 @@ def shell(call: ApiCall) -> api.ShellReply:
         user=call.caller.user,
         submitted=time.time(),
     )
-    how = provider.shell(host, launch.env_for(host, "run"), call.query.get("command"))
-    return api.ShellReply(argv=list(how.argv), env=how.env, cwd=how.cwd)
+    how = provider.shell(host, launch.env_for(host, "run"))
+    return api.ShellReply(home=how.home, env=how.env, endpoint=how.endpoint, known_hosts=list(how.known_hosts))
 
 
 async def orphans(call: ApiCall) -> api.OrphansReply:

@@ -58,9 +58,14 @@ class ServerConnection:
         other._place, other._known = self._place, self._known
         return other
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is this machine's own server, of the same user."""
+        return self._fixed is None and not (self._place / "remote.json").exists()
+
     def match_environment(self) -> None:
         """Before a launch: this machine's own server has the settings for providers that this process has."""
-        if self._fixed or self.closed or (self._place / "remote.json").exists():
+        if self.closed or not self.is_own:
             return
         from podway.server.environment import match_environment  # few commands launch
 

@@ -110,7 +110,7 @@ ROUTES: tuple[Route, ...] = (
         audited=True,
         summary="A shell",
         reply=api.ShellReply,
-        query={"rank": int, "command": str},
+        query={"rank": int},
         slow=True,
     ),
     Route(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from podway.files import write_atomically
-from podway.hosts.ssh.connections import Endpoint
+from podway.hosts.ssh.endpoint import Endpoint
 
 HEADER = "# Written by Podway when clusters come and go; changes made here are lost.\n"
 

@@ -29,6 +29,7 @@ from asyncssh.public_key import get_default_public_key_algs
 from podway.errors import ProviderError, UserError
 from podway.hosts.agent import wire
 from podway.hosts.link import READ_SIZE, Opener, Reader, Writer
+from podway.hosts.ssh.endpoint import Endpoint
 
 CONNECT_S = 10.0
 LOGIN_S = 20.0
@@ -40,27 +41,6 @@ MOST_NOISE = 64 << 10
 
 # Else every channel of every connection is a line of the server's log.
 logging.getLogger("asyncssh").setLevel(logging.WARNING)
-
-
-class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a machine's sshd listens, who logs in there, with which key, and by way of whom."""
-
-    address: str
-    port: int = 22
-    user: str | None = None
-    identity_file: str | None = None
-    jump: "Endpoint | None" = None
-    alias: str | None = None  # its name in known_hosts, where addresses are given to one machine after another
-
-    def __str__(self) -> str:
-        return self.address if self.port == 22 else f"{self.address}:{self.port}"
-
-    @property
-    def known_as(self) -> str:
-        """Its name in a known_hosts file (sshd(8))."""
-        if self.alias is not None:
-            return self.alias
-        return self.address if self.port == 22 else f"[{self.address}]:{self.port}"
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +56,15 @@ class Pins:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def lines_of(self, endpoint: Endpoint) -> list[str]:
+        """The lines that hold the keys of a machine, and of those on the way to it."""
+        names = {one.known_as for one in endpoint.way()}
+        try:
+            lines = self.path.read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [line for line in lines if names & set(line.partition(" ")[0].split(","))]
 
     def of(self, endpoint: Endpoint) -> tuple[asyncssh.SSHKey, int] | None:
         """The pinned key and its line, if there is one."""

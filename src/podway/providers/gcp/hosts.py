@@ -14,7 +14,8 @@ import msgspec
 
 from podway.errors import ProviderError
 from podway.hosts.link import Opener
-from podway.hosts.ssh.connections import Endpoint, SshConnections
+from podway.hosts.ssh.connections import SshConnections
+from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host
 from podway.providers import Shell
 from podway.providers.gcp.account import Account
@@ -77,9 +78,9 @@ class Hosts:
         """Streams to the agent's socket."""
         return self._work.connect(self._machine(host), host.home)
 
-    def shell(self, host: Host, env: dict[str, str], command: str | None) -> Shell:
+    def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """The person's own ssh."""
-        return self._work.shell(self._machine(host), host.home, env, command)
+        return self._work.shell(self._machine(host), host.home, env)
 
     def endpoint(self, host: Host) -> Endpoint:
         """Where to log in."""

@@ -205,9 +205,9 @@ class GcpProvider:
         """Streams to the agent's socket over the host's one connection."""
         return self.hosts.connect(host)
 
-    def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
+    def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """The person's own ssh, into an environment as a job has it."""
-        return self.hosts.shell(host, env, command)
+        return self.hosts.shell(host, env)
 
     # looking
 

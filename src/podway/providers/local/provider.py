@@ -200,16 +200,12 @@ class LocalProvider:
         """The agent's Unix socket."""
         return local_opener(Path(host.home))
 
-    def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
+    def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """A shell on this machine that sees what a job on that host sees."""
-        prompt = {"PS1": f"[{host.id.split('/')[-1]}] \\w $ ", "HOME": host.home}
+        prompt = {"PS1": f"[{host.id.split('/')[-1]}] \\w $ "}
         whole = {**host_environment(host), **env, **prompt}
         whole.pop("PODWAY_RENDEZVOUS", None)  # the other hosts run no part of it: JAX must not wait for them
-        shell = ("-i",) if command is None else ("-c", command)
-        # Of the caller's environment only the terminal's name: the rest (PYTHONPATH, CONDA_*) is not the host's.
-        clean = ("sh", "-c", 'exec env -i ${TERM+"TERM=$TERM"} "$@"', "sh")
-        variables = tuple(f"{name}={value}" for name, value in whole.items())
-        return Shell(argv=(*clean, *variables, "bash", "--norc", *shell), cwd=f"{host.home}/sky_workdir")
+        return Shell(home=host.home, env=whole)
 
     def _hosts(self, name: str) -> tuple[Host, ...]:
         place = self.root / name

@@ -25,8 +25,8 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Opener
 from podway.hosts.ssh import remote
-from podway.hosts.ssh.config import ssh_command
-from podway.hosts.ssh.connections import Endpoint, SshConnections
+from podway.hosts.ssh.connections import SshConnections
+from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host
 from podway.providers import Shell
 from podway.providers.ssh.pool import Machine
@@ -138,15 +138,10 @@ class MachineWork:
         relay = shlex.join(["python3", "-S", "-E", agent, "call", "--home", home])
         return self._connections.opener(machine.endpoint, remote.socket_path(home), relay)
 
-    def shell(self, machine: Machine, home: str, env: dict[str, str], command: str | None) -> Shell:
-        """The person's own ssh, with the pinned keys, into an environment as a job has it."""
-        words = ["env", *(f"{key}={value}" for key, value in sorted({**env, "HOME": home}.items())), "bash", "-l"]
-        entered = f"cd {shlex.quote(f'{home}/{remote.WORKDIR}')} 2>/dev/null; exec " + shlex.join(words)
-        if command is not None:
-            entered += " -c " + shlex.quote(command)
-        terminal = ["-t"] if command is None else ["-T"]
-        argv = ssh_command(machine.endpoint, self._connections.pins.path)
-        return Shell(argv=(argv[0], *terminal, *argv[1:], entered))
+    def shell(self, machine: Machine, home: str, env: dict[str, str]) -> Shell:
+        """By the person's own ssh, with the pinned keys, into an environment as a job has it."""
+        known = self._connections.pins.lines_of(machine.endpoint)
+        return Shell(home=home, env=env, endpoint=machine.endpoint, known_hosts=tuple(known))
 
     async def remove(self, machine: Machine, host_id: str, lease: dict[str, str]) -> None:
         """End every process of the host, remove what was made, give the lease back."""

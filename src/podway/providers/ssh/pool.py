@@ -22,7 +22,7 @@ import msgspec
 
 from podway.catalog.slices import Slice, find_slice
 from podway.errors import UserError
-from podway.hosts.ssh.connections import Endpoint
+from podway.hosts.ssh.endpoint import Endpoint
 from podway.task.fields import Field, did_you_mean
 from podway.task.yamlfile import parse
 

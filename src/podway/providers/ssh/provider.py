@@ -30,7 +30,8 @@ from podway.errors import ProviderError, UserError
 from podway.files import write_atomically
 from podway.hosts.link import Opener
 from podway.hosts.ssh.config import config_text, include, write_config
-from podway.hosts.ssh.connections import Endpoint, SshConnections
+from podway.hosts.ssh.connections import SshConnections
+from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
 from podway.providers.ssh.machine import Claimed, Held, MachineWork, Unable, owner_of, who_am_i
@@ -223,9 +224,9 @@ class SshProvider:
         """Streams to the agent's socket over the machine's one connection."""
         return self.work.connect(self._machine(host), host.home)
 
-    def shell(self, host: Host, env: dict[str, str], command: str | None = None) -> Shell:
+    def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """The person's own ssh, with the pinned keys, into an environment as a job has it."""
-        return self.work.shell(self._machine(host), host.home, env, command)
+        return self.work.shell(self._machine(host), host.home, env)
 
     # claiming
 
