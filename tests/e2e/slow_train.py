@@ -1,20 +1,20 @@
-"""`python -m podway.train`, with a pause after each step that is told: a run that a test can meet in its middle."""
+"""`python -m podway.train`, with a pause after each step that is logged: a run that a test can meet in its middle."""
 
 import os
 import sys
 import time
 
 from podway.train.__main__ import main
-from podway.train.metrics import Journal, StepReport
+from podway.train.metrics import MetricsWriter, StepReport
 
-told = Journal.step
+write_step = MetricsWriter.step
 
 
-def slowly(journal: Journal, report: StepReport) -> None:
-    told(journal, report)
+def slowly(writer: MetricsWriter, report: StepReport) -> None:
+    write_step(writer, report)
     time.sleep(float(os.environ["PODWAY_TEST_PAUSE"]))
 
 
 if __name__ == "__main__":
-    Journal.step = slowly  # type: ignore[method-assign, assignment]
+    MetricsWriter.step = slowly  # type: ignore[method-assign, assignment]
     sys.exit(main(sys.argv[1:]))

@@ -92,7 +92,7 @@ class Screen:
         """How long it took, and what to try next."""
         self._close_act()
         took = time.monotonic() - self.began
-        print(self._colour(BOLD, f"\nAll of that took {took // 60:.0f} min {took % 60:.0f} s. Try next:"))
+        print(self._colour(BOLD, f"All of that took {took // 60:.0f} min {took % 60:.0f} s. Try next:"))
         for command, about in NEXT:
             print(f"  {self._colour(BOLD, '.venv/bin/' + command)}  {self._colour(DIM, '# ' + about)}")
 
