@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from podway.errors import UserError
 from podway.train.data import Batch, Data, DataConfig, open_data
-from tests.train.test_tokens import make_tokenizer
+from tests.model.test_tokenizer import make_tokenizer
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "data"
 NAMES = {"inputs", "targets", "segment_ids", "positions", "loss_mask"}
