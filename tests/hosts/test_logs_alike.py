@@ -103,8 +103,15 @@ def test_what_differs_in_more_than_figures_is_two_lines(one: str, other: str) ->
 )
 def test_any_bytes_have_a_key_and_the_same_one_alone(lines: list[tuple[int, bytes]]) -> None:
     ranks, texts = [rank for rank, _ in lines], [text for _, text in lines]
-    keys = Alike(IPS).keys(ranks, texts)
-    assert keys == [Alike(IPS).keys([rank], [text])[0] for rank, text in lines]
+    one_by_one = Alike(IPS)
+    assert Alike(IPS).keys(ranks, texts) == [one_by_one.keys([rank], [text])[0] for rank, text in lines]
+
+
+@pytest.mark.parametrize("text", ["Config param o_lora_rank: 0", "rank 0 leads", "using process 2 as the coordinator"])
+@given(order=st.permutations(range(4)))
+def test_lines_that_are_equal_are_alike(text: str, order: list[int]) -> None:
+    """Also to the rank whose own index they hold, in whatever order the ranks say them."""
+    assert len(set(Alike(IPS).keys(order, [text.encode()] * 4))) == 1
 
 
 @given(st.text("abc 0123456789.:/-%s", max_size=40), st.text("abc 0123456789.:/-%s", max_size=40))
@@ -155,3 +162,17 @@ def test_lines_shown_once_say_whose_figures_they_show() -> None:
 def test_what_one_rank_alone_says_is_shown() -> None:
     renderer_lines = shown([*TEXTS, "step RANK7 lost"], Options(), 4)
     assert sum("lost" in line for line in renderer_lines) == 4
+
+
+def test_the_log_of_64_hosts_is_as_long_as_that_of_one() -> None:
+    own = (
+        ("process_index=3", "process_index=RANK"),
+        ("worker 3", "worker RANK"),
+        ("Rank 3", "Rank RANK"),
+        ("10.0.0.3:", "10.0.0.RANK:"),
+    )
+    texts = [same for _, same, _ in FORMATS.values()]
+    for told, placed in own:
+        texts = [text.replace(told, placed) for text in texts]
+    assert len(shown(texts * 20, Options(), 64)) <= 1.2 * len(texts) * 20
+    assert len(shown(texts * 20, Options(raw=True), 64)) == 64 * len(texts) * 20

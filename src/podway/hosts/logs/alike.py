@@ -35,7 +35,7 @@ _GONE = b"\x00"
 # An index counts as the rank's own only behind one of these words.
 _WORDS = (b"rank", b"process", b"host", b"worker", b"task", b"node", b"-w-")
 _INDEX = re.compile(
-    rb"(?i)((?:rank|process(?:[ _]?(?:index|id))?|host(?:[ _]?(?:index|id))?|worker|task|node|-w-)[ =:#\[(]*-?)"
+    rb"(?i)((?:(?<!\w)(?:rank|process(?:[ _]?(?:index|id))?|host(?:[ _]?(?:index|id))?|worker|task|node)|-w-)[ =:#\[(]*-?)"
     rb"(\d{1,5})(?![\d.])"
 )
 _REMEMBERED = 8192
@@ -48,6 +48,8 @@ class Alike:
         self._ips = [ip.encode() for ip in ips]
         self._network = os.path.commonprefix(self._ips)  # noqa: RUF071  # bytes, not paths: without it in a line, no rank's address is
         self._keys: dict[bytes, bytes] = {}
+        self._own: dict[bytes, bytes] = {}  # key with the index of the rank that said it -> without
+        self._foreign: set[bytes] = set()  # keys with an index, said by another rank than that
 
     def keys(self, ranks: Sequence[int], texts: Sequence[bytes]) -> list[bytes]:
         """For each line of a rank, what is equal for lines that say the same."""
@@ -68,12 +70,31 @@ class Alike:
 
     def _without_own(self, rank: int, key: bytes) -> bytes:
         """A key without the rank's own index and address."""
-        if b"%d" % rank in key:
-            key = _INDEX.sub(lambda found: found[1] + _GONE if int(found[2]) == rank else found[0], key)
+        if found := _INDEX.search(key):
+            key = self._without_index(rank, key, int(found[2]))
         own = self._ips[rank] if rank < len(self._ips) else b""
         if own and own in key:
             key = re.sub(rb"(?<![\w.])%s(?::\d++)?(?![\w.])" % re.escape(own), _GONE, key)
         return key
+
+    def _without_index(self, rank: int, key: bytes, index: int) -> bytes:
+        """ "rank 0 leads" may be what every rank says, or what rank 0 says of itself as the others do of themselves."""
+        if index != rank:
+            if key in self._own:
+                return self._own[key]
+            _limit(self._foreign)
+            self._foreign.add(key)
+            return key
+        if key in self._foreign:
+            return key
+        _limit(self._own)
+        self._own[key] = _INDEX.sub(lambda found: found[1] + _GONE if int(found[2]) == rank else found[0], key)
+        return self._own[key]
+
+
+def _limit(known: dict[bytes, bytes] | set[bytes]) -> None:
+    if len(known) > _REMEMBERED:
+        known.clear()
 
 
 def figures_differ(texts: Sequence[bytes]) -> bool:
