@@ -21,8 +21,10 @@ from podway.hosts.link import AgentLink
 from podway.order import Order
 from podway.providers import Observation, Request
 from podway.providers.gcp import api
+from podway.providers.gcp.hosts import NO_SUDO, mount_command
 from podway.providers.gcp.provider import GcpProvider
 from podway.providers.gcp.resources import Listing
+from podway.providers.ssh.machine import Unable
 from podway.sandbox.hosts import why_no_hosts
 from podway.sandbox.hosts.netns import why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
@@ -551,6 +553,42 @@ def test_what_is_made_after_we_stopped_waiting_is_deleted_too(
 
 
 # before trying
+
+
+def test_a_host_that_can_never_be_used_is_told_at_once(
+    gcp: GcpProvider, cloud: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the 300 s that a machine is given to boot. What may pass is shown while it is waited for."""
+
+    async def not_yet(*_: object) -> None:
+        raise ProviderError("192.0.2.1: Connection refused")
+
+    async def never(*_: object) -> None:
+        raise Unable("the login podway may not use sudo there", "let it")
+
+    async def life() -> None:
+        request = gcp.render("c", ONE)
+        with monkeypatch.context() as patch:
+            patch.setattr(gcp.hosts, "place", not_yet)
+            async with asyncio.timeout(120):
+                while "waiting for its hosts: 192.0.2.1: Connection refused" not in (await gcp.observe("c")).reason:
+                    await gcp.submit(request)
+            patch.setattr(gcp.hosts, "place", never)
+            with pytest.raises(UserError, match="may not use sudo"):
+                async with asyncio.timeout(60):
+                    while True:
+                        await gcp.submit(request)
+        assert (await until(gcp, request, "ready", seconds=120)).reason == ""
+        await gone(gcp, "c")
+
+    asyncio.run(life())
+
+
+def test_a_login_without_sudo_cannot_mount() -> None:
+    """A bash whose `id` says an ordinary user, and whose `sudo` refuses."""
+    prelude = "id() { echo 1000; }; sudo() { return 1; }; export -f id sudo; "
+    done = subprocess.run(["bash", "-c", prelude + mount_command(200)], capture_output=True)
+    assert done.returncode == NO_SUDO
 
 
 def test_zones_that_do_not_offer_the_slice_are_named_and_blocked(gcp: GcpProvider, cloud: Running) -> None:

@@ -22,7 +22,7 @@ from podway.providers.gcp.account import Account
 from podway.providers.gcp.api import Cloud
 from podway.providers.gcp.errors import GcpError
 from podway.providers.gcp.resources import Resource
-from podway.providers.ssh.machine import Held, MachineWork, who_am_i
+from podway.providers.ssh.machine import Held, MachineWork, Unable, who_am_i
 from podway.providers.ssh.pool import Machine
 
 DATA_HOME = (
@@ -32,6 +32,7 @@ DISK_LABEL = "podway"
 HOST_KEY = "hostkeys/ssh-ed25519"  # a guest attribute, as Google's guest agent writes it
 PORT = "sandbox/ssh-port"  # another, of the sandbox's hosts where they cannot have port 22
 MOUNT_S = 120.0
+NO_SUDO = 3  # how the mounting ends where the login may not do it
 
 
 class Hosts:
@@ -137,6 +138,11 @@ class Hosts:
     async def _mount(self, endpoint: Endpoint, disk_gb: int) -> None:
         """Have the data disk formatted if it is blank, mounted, and the login's own."""
         done = await self.connections.run(endpoint, mount_command(disk_gb), timeout=MOUNT_S)
+        if done.code == NO_SUDO:
+            raise Unable(
+                f"the data disk of {endpoint} cannot be mounted: the login {endpoint.user} may not use sudo there",
+                "let it (roles/compute.osAdminLogin where OS Login is on), or leave disk_size out",
+            )
         if done.code:
             said = (done.err or done.out.decode(errors="replace")).strip().splitlines()
             raise ProviderError(f"the data disk of {endpoint} cannot be mounted: {said[-1] if said else done.code}")
@@ -151,6 +157,7 @@ def mount_command(disk_gb: int) -> str:
 at={DATA_HOME}
 if mountpoint -q "$at"; then exit 0; fi
 run() {{ if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }}
+run true 2>/dev/null || exit {NO_SUDO}
 disks() {{ lsblk -bdno NAME,SIZE,TYPE | awk '$3 == "disk" || $3 == "loop" {{print $1, $2}}'; }}
 found=
 for name in $(disks | cut -d' ' -f1); do

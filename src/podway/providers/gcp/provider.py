@@ -31,9 +31,20 @@ from podway.providers.gcp.hosts import Hosts
 from podway.providers.gcp.offers import OfferFinder, check_place
 from podway.providers.gcp.records import ClusterRecords
 from podway.providers.gcp.render import RenderContext, is_queued, render
-from podway.providers.gcp.resources import KINDS, Kind, Listing, Resource, disk_size_gb, is_spot, wanted_of, zone_of
+from podway.providers.gcp.resources import (
+    KINDS,
+    Listing,
+    Resource,
+    disk_size_gb,
+    is_spot,
+    kinds_made_by,
+    tpu_node_name,
+    wanted_of,
+    zone_of,
+)
 from podway.providers.gcp.self_teardown import self_teardown
 from podway.providers.gcp.state import WAITING, ClusterRecord, State, condition_of, judge, owned_resource
+from podway.providers.ssh.machine import Unable
 from podway.task.task import Resources
 
 PACE_S = 1.0  # between two looks at one cluster, whoever asks how often
@@ -41,15 +52,6 @@ SLOWEST_S = 15.0  # between two looks at a queue
 BOOT_S = 300.0  # a node that is ready may be this long without an ssh that lets us in
 GONE_S = 60.0  # after this time, what should be there and is not seen is not there
 SETTLE_S = 20.0  # within this time, what a lost answer was about can still appear
-MADE_BY: dict[str, tuple[Kind, ...]] = {
-    "create-queued-resource": ("queued resource", "node"),
-    "create-queued-resource-v2alpha1": ("queued resource", "node"),
-    "create-node": ("node",),
-    "create-tpu-node": ("tpu node",),
-    "create-instance": ("instance",),
-    "create-disk": ("disk",),
-    "create-firewall": ("firewall rule",),
-}
 
 
 class GcpProvider:
@@ -116,7 +118,8 @@ class GcpProvider:
             record = None if listing.resources else record
         state = judge(listing.resources, record)
         if state.condition == "ready" and (state.surplus or not self._is_placed(record, state)):
-            waits = "the other zones are being given back" if state.surplus else "waiting for ssh on its hosts"
+            told = f": {record.waits_for}" if record is not None and record.waits_for else ""
+            waits = "the other zones are being given back" if state.surplus else f"waiting for its hosts{told}"
             return Observation(condition="creating", zone=state.unit.zone if state.unit else None, reason=waits)
         if state.condition == "absent" and listing.unreachable:
             raise ProviderError(f"Google Cloud does not answer for {', '.join(listing.unreachable)}")
@@ -230,7 +233,7 @@ class GcpProvider:
         if age < self.pace_s:
             await asyncio.sleep(self.pace_s - age)
         zones = (EVERYWHERE,) if everywhere or record is None else record.zones
-        kinds = KINDS if record is None else _kinds(record.request.steps)
+        kinds = KINDS if record is None else kinds_made_by(record.request.steps)
         try:
             listing = await self.cloud.in_thread(self.cloud.look, kinds, zones)
         except GcpError as error:
@@ -384,20 +387,20 @@ class GcpProvider:
             return
         since = record.seen_ready or time.time()
         record = self.records.change(record, seen_ready=since)
-        disk = disk_size_gb(record.request.steps)
-        tpu_name = next(
-            (step.target.rpartition("/")[2] for step in record.request.steps if step.verb == "create-tpu-node"), None
-        )
+        steps = record.request.steps
         try:
-            hosts = await self.hosts.place(record.request.name, unit.nodes, disk, tpu_name)
+            hosts = await self.hosts.place(record.request.name, unit.nodes, disk_size_gb(steps), tpu_node_name(steps))
+        except Unable:
+            raise  # no waiting makes it another machine
         except (ProviderError, UserError) as error:
-            if time.time() - since < self.boot_s:
-                return
             what = error.what if isinstance(error, UserError) else str(error)
+            if time.time() - since < self.boot_s:
+                self.records.change(record, waits_for=what)
+                return
             why = f"the hosts in {unit.zone} are up since {round(time.time() - since)} s and cannot be used: {what}"
             self.records.change(record, failures={**record.failures, unit.zone: why})
             return
-        self.records.change(record, hosts=hosts, zone=unit.zone, halted=False)
+        self.records.change(record, hosts=hosts, zone=unit.zone, halted=False, waits_for="")
         self._write_config()
 
     def _write_config(self) -> None:
@@ -415,11 +418,6 @@ class GcpProvider:
 _NO_STOP = (
     "Google Cloud stops TPUs of one host that were created at once; pods and queued resources can only be deleted"
 )
-
-
-def _kinds(steps: Iterable[Step]) -> tuple[Kind, ...]:
-    made = {kind for step in steps for kind in MADE_BY[step.verb]}
-    return tuple(kind for kind in KINDS if kind in made)
 
 
 def _place_of(path: str) -> tuple[str, ...]:

@@ -19,6 +19,16 @@ from podway.providers.gcp.render import read_mark
 Kind = Literal["queued resource", "node", "tpu node", "instance", "disk", "firewall rule"]
 KINDS: tuple[Kind, ...] = ("queued resource", "node", "tpu node", "instance", "disk", "firewall rule")
 
+_MADE_BY: dict[str, tuple[Kind, ...]] = {
+    "create-queued-resource": ("queued resource", "node"),
+    "create-queued-resource-v2alpha1": ("queued resource", "node"),
+    "create-node": ("node",),
+    "create-tpu-node": ("tpu node",),
+    "create-instance": ("instance",),
+    "create-disk": ("disk",),
+    "create-firewall": ("firewall rule",),
+}
+
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One resource in the project that carries Podway's mark."""
@@ -112,6 +122,17 @@ def is_spot(step: Step) -> bool:
 def disk_size_gb(steps: Iterable[Step]) -> int:
     """The size of the data disk that the steps create; 0 where they create none."""
     return next((step.read(_StepBody).size_gb for step in steps if step.verb == "create-disk"), 0)
+
+
+def kinds_made_by(steps: Iterable[Step]) -> tuple[Kind, ...]:
+    """What there may be of a cluster after these steps."""
+    made = {kind for step in steps for kind in _MADE_BY[step.verb]}
+    return tuple(kind for kind in KINDS if kind in made)
+
+
+def tpu_node_name(steps: Iterable[Step]) -> str | None:
+    """The name of the legacy TPU Node that the steps create, if they do."""
+    return next((step.target.rpartition("/")[2] for step in steps if step.verb == "create-tpu-node"), None)
 
 
 def _with_mark(description: str, resource: Resource) -> Resource | None:

@@ -82,6 +82,7 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     operations: dict[str, str] = {}  # target -> the operation that makes it
     failures: dict[str, str] = {}  # zone -> why not there
     seen_ready: float | None = None
+    waits_for: str = ""  # what the last try to use the hosts ended with
     zone: str | None = None  # where the cluster is, once its agents answered
     hosts: tuple[Host, ...] = ()
     halted: bool = False  # stopped by us
