@@ -7,6 +7,7 @@ from podway.model.families import find_model
 from podway.model.flops import flops_per_token
 from podway.train.devices import device_memory, peak_flops
 from podway.train.flags import FLAGS, flags_for, set_flags
+from podway.train.goodput import Goodput
 from podway.train.metrics import Meter, clock
 
 SHAPE = find_model("llama3.2-1b")
@@ -84,3 +85,37 @@ def test_flags_of_a_chip_and_who_wins() -> None:
 def test_no_chip_no_flags() -> None:
     environment: dict[str, str] = {}
     assert set_flags(environment, None, ["--mine=1"]) == () and not environment
+
+
+def test_rates_include_saves_and_evaluations() -> None:
+    one = meter()
+    for step in range(4):
+        tell(one, step, 2.0)
+    one.add_pause(4.0)
+    rows = {
+        key.strip(): value.strip() for key, _, value in (line.partition(" = ") for line in one.block(0).splitlines())
+    }
+    assert rows["train_steps_per_second"] == "0.250"  # two steps after the warm-up, and the pause
+    assert rows["train_launches"] == "1"
+
+
+def test_goodput_counts_from_the_first_launch_and_leaves_out_what_was_lost() -> None:
+    clock_ = [1000.0]
+    first = Goodput((), now=lambda: clock_[0])
+    for seconds in (60.0, 2.0, 2.0):  # the first compiles
+        first.add_step(seconds, good=True)
+    first.add_step(2.0, good=False)  # skipped
+    assert first.productive_seconds == 6.0
+    clock_[0] = 1300.0  # killed, and launched again from a checkpoint that held all three steps
+    again = Goodput((1000.0, 1200.0), productive=first.productive_seconds, now=lambda: clock_[0])
+    for seconds in (30.0, 7.0, 7.0):
+        again.add_step(seconds, good=True)
+    assert again.productive_seconds == 27.0 and again.share == pytest.approx(27 / 300)
+    assert str(again) == "goodput: 9.0% (27 of 300 s, 2 launches)"
+
+
+def test_small_models_are_shown_in_units_that_fit() -> None:
+    report = Meter(
+        find_model("tiny-llama3"), batch=1, length=64, devices=1, peak=None, warmup=0, convention="causal"
+    ).report(0, 1.0, loss=1, grad_norm=1, rate=1, good=True)
+    assert "GFLOP/s/device: 0.0" in report.line() and "TFLOP" not in report.line()

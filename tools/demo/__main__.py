@@ -60,7 +60,7 @@ class Demo:
         self.screen.act("Rehearse", "Llama 3.2 1B: its step through the real TPU compiler, with no TPU")
         for line in self._run("podway rehearse train llama3.2-1b --tpu v6e-8 --seq 4096"):
             if line.startswith("llama3.2-1b train on v6e-8: "):
-                self.screen.progress(line.partition(": ")[2])
+                self.screen.progress(line.partition(": ")[2].partition(",")[0])
             elif line.startswith(("  HBM a device  ", "  step  ", "  speed  ")):
                 self.screen.line(line.strip())
             elif line.startswith("  step ") and " in 80% of cases" in line:

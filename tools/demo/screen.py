@@ -56,7 +56,7 @@ class Screen:
     def progress(self, text: str) -> None:
         """What is going on now; on a terminal alone, where the next line replaces it."""
         if self.terminal:
-            self._draw(self._colour(DIM, self._fit(f"{text} …")))
+            self._draw(self._colour(DIM, self._fit(f"{text} …", beside=6)))
 
     def bar(self, done: int, total: int, text: str) -> None:
         """How far a known amount of work is."""
@@ -131,8 +131,8 @@ class Screen:
     def _width(self) -> int:
         return min(shutil.get_terminal_size((WIDE, 24)).columns, WIDE)
 
-    def _fit(self, text: str) -> str:
-        columns = self._width() - 8  # two at the left, and the seconds at the right
+    def _fit(self, text: str, beside: int = 0) -> str:
+        columns = self._width() - 2 - beside
         return text if not self.terminal or len(text) <= columns else text[: columns - 1] + "…"
 
     def _colour(self, code: str, text: str) -> str:
