@@ -81,7 +81,13 @@ def test_the_way_around_a_ring_is_one_hop_and_back_along_a_line_is_all_of_it() -
     assert ring.exchange_of(one, "collective-permute").hops == 1
     square = ",".join(f"{{{i},{(i + 1) % 4}}}" for i in range(4))
     line = instruction(f"source_target_pairs={{{square}}}", "collective-permute")
-    assert fabric("v6e-16").exchange_of(line, "collective-permute").hops == 3
+    there = fabric("v6e-16").exchange_of(line, "collective-permute")
+    assert (there.hops, there.load) == (3, 1)  # the way back is long, and its links are free
+    strided = ",".join(f"{{{i},{(i + 2 * 16) % 256}}}" for i in range(256))
+    apart = ring.exchange_of(
+        instruction(f"source_target_pairs={{{strided}}}", "collective-permute"), "collective-permute"
+    )
+    assert (apart.hops, apart.load) == (2, 2)  # each link carries the transfers of two
 
 
 def kernel(name: str, operands: str, settings: str = "") -> Attention:

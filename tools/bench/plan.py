@@ -158,6 +158,22 @@ def rehearsed_bytes_section(checks: Checks) -> str:
     return table(headers, rows, right=(1, 2, 3)) + "\n" + tail
 
 
+def rehearsed_steps_section(checks: Checks) -> str:
+    """Steps of Podway's trainer: planned, and estimated of the program that the compiler makes of them."""
+    compared = rehearsed.timed()
+    rows = [[c.row, f"{c.published:.3f} s", f"{c.predicted:.3f} s", f"{100 * c.error:+.1f}%"] for c in compared]
+    sizes = [abs(c.error) for c in compared]
+    mean = sum(sizes) / len(sizes)
+    checks.append(
+        (
+            f"{len(rows)} steps planned and rehearsed: median |error| {100 * median(sizes):.1f}% <= 8%",
+            median(sizes) <= 0.08,
+        )
+    )
+    tail = f"mean |error| {100 * mean:.1f}%, largest {100 * max(sizes):.1f}%"
+    return table(["MODEL SLICE MESH BATCH", "REHEARSED", "PLANNED", "ERROR"], rows, right=(1, 2, 3)) + "\n" + tail
+
+
 def compiled_section(checks: Checks) -> str:
     """HBM of a device beside what the TPU compiler allocates for the same programs."""
     compared = compiled_hbm()
@@ -360,6 +376,7 @@ SECTIONS: dict[str, Callable[[Checks], str]] = {
     "The same jobs on one slice, rehearsed": rehearsed_jobs_section,
     "HBM of a device in MaxText's programs, planned and compiled": compiled_section,
     "HBM of a device in Podway's step, planned and compiled": rehearsed_bytes_section,
+    "Steps of Podway's trainer, planned and rehearsed": rehearsed_steps_section,
     "T5-11B and 68B on v4": t5_section,
     "Llama 3 8B on v6e with PyTorch/XLA": llama3_section,
     "Memory tables for serving and LoRA on v5e": memory_tables,
@@ -396,6 +413,7 @@ def main() -> None:
     failed = rehearsed.record_jobs() if arguments.fresh else []
     if arguments.fresh or arguments.missing:
         failed += rehearsed.record_bytes(again=arguments.fresh)
+        failed += rehearsed.record_steps(again=arguments.fresh)
     for line in failed:
         print(line, file=sys.stderr)
     text, checks = report()

@@ -26,9 +26,10 @@ from podway.rehearse.timeline import Estimate, estimate
 
 MEASUREMENTS = Path(__file__).parents[2] / "docs" / "measurements"
 JOBS, BYTES = MEASUREMENTS / "rehearsed-jobs.json", MEASUREMENTS / "rehearsed-bytes.json"
+STEPS = MEASUREMENTS / "rehearsed-steps.json"
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step of the grid."""
 
     model: str
@@ -40,11 +41,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     microbatches: int = 1
     optimizer: Optimizer = "adamw"
     lora: int = 0
+    slices: int = 1
+    offload: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> MeshShape:
         """Its mesh."""
-        return parse_mesh(self.mesh, chips=find_slice(self.slice).devices)
+        inside = parse_mesh(self.mesh, chips=find_slice(self.slice).devices)
+        return msgspec.structs.replace(inside, slices=self.slices)
 
     @property
     def training(self) -> Training:
@@ -56,6 +60,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
             remat=self.remat,
             optimizer=self.optimizer,
             adapters=Adapters(rank=self.lora) if self.lora else None,
+            offload=self.offload,
         )
 
     @property
@@ -65,7 +70,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         more += [f"{self.microbatches} microbatches"] if self.microbatches > 1 else []
         more += [self.optimizer] if self.optimizer != "adamw" else []
         more += [f"LoRA {self.lora}"] if self.lora else []
-        return " ".join([f"{self.model} {self.slice} {self.mesh} {self.batch}x{self.seq}", *more])
+        more += [f"offload {'+'.join(self.offload)}"] if self.offload else []
+        where = self.slice if self.slices == 1 else f"{self.slices} x {self.slice}"
+        return " ".join([f"{self.model} {where} {self.mesh} {self.batch}x{self.seq}", *more])
+
+
+class CompiledStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of the grid, and its program: what it takes is estimated anew from it."""
+
+    cell: Cell
+    report: CompileReport
 
 
 class CompiledBytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +171,56 @@ GRID = (
 )
 
 
+# Every generation and kind of axis, dense and mixture, one slice and two, offloaded: small models, so that compiling takes seconds.
+TIMED = (
+    Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=16", batch=32, seq=2048),
+    Cell(model="llama3.2-1b", slice="v6e-16", mesh="fsdp=8,tensor=2", batch=32, seq=2048),
+    Cell(model="llama3.2-1b", slice="v5p-16", mesh="fsdp=8", batch=32, seq=2048),
+    Cell(model="llama3.2-1b", slice="tpu7x-8", mesh="fsdp=8", batch=32, seq=2048),
+    Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=16", batch=64, seq=2048, slices=2),
+    Cell(model="16b", slice="v5litepod-256", mesh="fsdp=256", batch=1536, seq=2048),
+    Cell(model="16b", slice="v5litepod-256", mesh="fsdp=64,tensor=4", batch=1536, seq=2048, microbatches=2),
+    Cell(model="llama3.2-1b", slice="v6e-8", mesh="fsdp=4,context=2", batch=8, seq=8192),
+    Cell(model="qwen1.5-moe-a2.7b", slice="v6e-16", mesh="fsdp=16", batch=32, seq=2048),
+    Cell(model="llama3.2-3b", slice="v6e-16", mesh="fsdp=16", batch=32, offload=("residual", "qkv", "context")),
+    Cell(model="llama3.2-1b", slice="v4-16", mesh="fsdp=8", batch=32, seq=2048),
+)
+
+
+def record_steps(*, again: bool = True) -> list[str]:
+    """Compile TIMED one after the other and keep the programs, written down after each; lines about what did not compile."""
+    known = {} if again else {row.cell: row for row in recorded_steps()}
+    failed = []
+    for cell in (cell for cell in TIMED if cell not in known):
+        (report,) = rehearse([_rehearsal(cell)], jobs=1, fresh=again)
+        if report.program is None:
+            failed.append(f"{cell.name}: {report.failed}")
+            continue
+        memory = report.memory and msgspec.structs.replace(report.memory, buffers=())
+        known[cell] = CompiledStep(cell=cell, report=msgspec.structs.replace(report, memory=memory))
+        rows = [known[cell] for cell in TIMED if cell in known]
+        STEPS.write_bytes(b"[\n" + b",\n".join(msgspec.json.encode(row) for row in rows) + b"\n]\n")
+    return failed
+
+
+def recorded_steps() -> list[CompiledStep]:
+    """The programs of TIMED that were compiled."""
+    return from_json(STEPS.read_bytes(), list[CompiledStep]) if STEPS.exists() else []
+
+
+def timed() -> list[Comparison]:
+    """Seconds of a step: estimated of the compiled program, and planned."""
+    found = []
+    for row in recorded_steps():
+        assert row.report.program is not None
+        slice = find_slice(row.cell.slice)
+        plan = evaluate(find_model(row.cell.model), slice, row.cell.sizes, row.cell.training)
+        found.append(
+            Comparison(row.cell.name, estimate(row.report.program, Fabric(slice)).point, plan.time.total, False)
+        )
+    return found
+
+
 def record_jobs() -> list[str]:
     """Compile the four jobs and record the reports; lines about those that failed."""
     rows = [row for row in rows_of("v5e_jobs") if row["slices"] == "1"]
@@ -187,7 +251,11 @@ def _recorded() -> list[CompiledBytes]:
 
 
 def _rehearsal(cell: Cell) -> Rehearsal:
-    return rehearse_training(cell.model, find_slice(cell.slice), cell.sizes, cell.training, fast=True)
+    slice = find_slice(cell.slice)
+    placed = evaluate(
+        find_model(cell.model), slice, cell.sizes, cell.training
+    ).mesh  # tensor groups where the planner puts them
+    return rehearse_training(cell.model, slice, placed, cell.training, fast=True)
 
 
 def _untiled(mesh: MeshShape) -> MeshShape:

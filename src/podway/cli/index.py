@@ -46,6 +46,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
         FACTS,
     ),
     "tune": ("podway.cli.tune:command", "Measure the best plans on the slice itself.", FACTS),
+    "calibrate": ("podway.cli.calibrate:command", "Keep measured runs, and plan by them.", FACTS),
     "train": ("podway.cli.train:command", "Train or fine-tune a language model.", MODELS),
     "serve": ("podway.cli.serve:command", "Serve a model with an OpenAI-compatible API.", MODELS),
     "bench": ("podway.cli.bench:command", "Measure running systems.", MODELS),

@@ -1,6 +1,6 @@
 """`podway plan`: which slice and mesh, how fast, for how many dollars, and will it fit. In milliseconds, with no TPU.
 
-Four verbs: `train`, `finetune`, `serve` and `explain`. Each reads what the person wrote, asks podway.plan, and prints a
+Five verbs: `train`, `finetune`, `serve`, `compare` and `explain`. Each reads what the person wrote, asks podway.plan, and prints a
 table and the best plan by part, or one JSON document.
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 import click
 import msgspec
 
+from podway.cli.options import output_option
 from podway.cli.plan_options import (
     model_argument,
     plan_options_of,
@@ -19,13 +20,15 @@ from podway.cli.plan_options import (
     showing_options,
     step_options,
 )
-from podway.cli.plan_report import model_line, serve_page, train_page
+from podway.cli.plan_report import compare_page, model_line, serve_page, train_page
 from podway.errors import UserError
 from podway.model.families import find_model
 from podway.plan.engine_costs import Precision
 from podway.plan.explain import TOPICS, explain
 from podway.plan.finetune import DEFAULT_SEQUENCES, finetune_template
-from podway.plan.picking import nothing_serves, slices_named
+from podway.plan.measured import compare as compare_run
+from podway.plan.own_rates import use_own_rates
+from podway.plan.picking import nothing_serves, one_slice, slices_named
 from podway.plan.plans import TrainPlan, notes_on
 from podway.plan.plot import check_path, draw
 from podway.plan.search import PlanOptions, Search, plan_train
@@ -44,6 +47,7 @@ def command() -> None:
     MODEL is a name (llama3.1-8b), a Hugging Face id, or the path of a config.json. Nothing is started and nothing is
     downloaded: figures come from the catalog, the model's parameter table and a model of the chips (docs/planning.md).
     """
+    use_own_rates()
 
 
 @command.command()
@@ -204,6 +208,25 @@ def serve(
         return
     title = f"{model_line(model, shape)}; {prompt:,} tokens in, {answer:,} out, {rps:g} requests/s"
     click.echo(serve_page(title, plans, rejected, top=top, why=why))
+
+
+@command.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--tpu", required=True, help="The slice that the run ran on: v6e-16.")
+@click.option("--slices", type=click.IntRange(min=1), default=1, show_default=True, help="How many of them.")
+@output_option
+def compare(folder: Path, tpu: str, slices: int, output: str) -> None:
+    """Set a measured run beside its plan, by class.
+
+    FOLDER is the output of a `podway train`; with a profile in it the classes are measured too.
+    """
+    plan, run, rows = compare_run(folder, one_slice(tpu), slices)
+    if output == "json":
+        parts = {row.part: {"planned": row.planned, "measured": row.measured} for row in rows}
+        _print_json({"slice": plan.slice.accelerator_type, "mesh": str(plan.mesh), "steps": run.steps, "parts": parts,
+                     "uncertainty": plan.uncertainty})  # fmt: skip
+        return
+    click.echo(compare_page(plan, run, rows))
 
 
 @command.command(name="explain")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from podway.cli.tables import table
 from podway.model.params import active_count, count
 from podway.model.shape import ModelShape
+from podway.plan.measured import Compared, MeasuredRun
 from podway.plan.memory import GIB, Memory
 from podway.plan.plans import TrainPlan
 from podway.plan.search import PlanOptions, Rejected, Search, deadline_met
@@ -160,6 +161,26 @@ def rejected_page(rejected: Sequence[Rejected], *, everything: bool) -> str:
     rows = [[one.where, one.reason] for one in shown]
     more = "" if len(shown) == len(rejected) else f"\n… and {len(rejected) - len(shown)} more (--why)"
     return table(["DOES NOT WORK", "BECAUSE"], rows) + more
+
+
+def compare_page(plan: TrainPlan, run: MeasuredRun, rows: Sequence[Compared]) -> str:
+    """A measured run beside its plan."""
+    shown = []
+    for row in rows:
+        both = row.planned and row.measured
+        error = f"{100 * (row.planned / row.measured - 1):+.1f}%" if both and row.planned and row.measured else None
+        times = [None if value is None else format_seconds(value) for value in (row.planned, row.measured)]
+        shown.append([f"  {row.part}", *times, error])
+    found = plan.uncertainty
+    inside = found.low <= run.seconds <= found.high
+    lines = [
+        f"{plan.slice.accelerator_type} ({plan.mesh}), {run.steps} steps after warm-up, their median:",
+        table(["PART", "PLANNED", "MEASURED", "ERROR"], shown, right=(1, 2, 3)),
+        f"The measured step is {'inside' if inside else 'outside'} the planned interval {format_span(found.low, found.high)}.",
+    ]
+    if all(row.measured is None for row in rows[:-1]):
+        lines.append("No profile of a TPU in the folder: train with logging.profile_at=10 to measure the classes too.")
+    return "\n".join(lines)
 
 
 def model_line(name: str, shape: ModelShape) -> str:

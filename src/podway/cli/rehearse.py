@@ -17,13 +17,14 @@ from podway.catalog.slices import Slice
 from podway.cli.options import output_option
 from podway.cli.plan_options import model_argument, options, plan_options_of, program_option, seq_option, step_options
 from podway.cli.rehearse_report import Outcome, page, record, short_table
-from podway.cli.rehearse_task import Served, one_slice, what_runs
+from podway.cli.rehearse_task import Served, what_runs
 from podway.cli.screen import Screen
 from podway.errors import UserError
 from podway.model.families import find_model
 from podway.model.layout import MeshShape
 from podway.model.shape import ModelShape
-from podway.plan.picking import slices_named
+from podway.plan.own_rates import use_own_rates
+from podway.plan.picking import one_slice, slices_named
 from podway.plan.plans import TrainPlan, evaluate
 from podway.plan.search import PlanOptions, search_train
 from podway.plan.training import Training
@@ -71,6 +72,7 @@ def command() -> None:
     Says how much HBM a chip needs, what fills it, which collectives run beside other work, and how long a step takes, as an
     interval with a point. Needs the extra podway[rehearse].
     """
+    use_own_rates()
 
 
 @command.command()

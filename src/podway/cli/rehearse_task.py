@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from podway.catalog.slices import Slice
 from podway.errors import UserError
 from podway.model.layout import MeshShape
-from podway.plan.picking import slices_named
+from podway.plan.picking import one_slice
 from podway.plan.task_needs import Command, command_of, folder_of, settings_of, training_of
 from podway.plan.training import Training
 from podway.rehearse.rehearsal import Rehearsal
@@ -66,14 +66,6 @@ def what_runs(file: str, env: tuple[str, ...], tpu: str | None, *, fast: bool) -
         fast=fast,
     )
     return slice, Trained(rehearsal, mesh, training)
-
-
-def one_slice(tpu: str) -> Slice:
-    """The slice of a name that means one."""
-    found = slices_named(tpu)
-    if len(found) > 1:
-        raise UserError(f"{tpu} is {len(found)} slices", f"name one of them, such as --tpu {found[0].accelerator_type}")
-    return found[0]
 
 
 def _named(task: Task, file: str) -> str:

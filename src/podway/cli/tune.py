@@ -17,7 +17,6 @@ import msgspec
 from podway.catalog.slices import Slice
 from podway.cli.plan_options import model_argument, plan_options_of, seq_option, step_options
 from podway.cli.rehearse import ask, outcome_of
-from podway.cli.rehearse_task import one_slice
 from podway.cli.screen import Screen
 from podway.cli.tables import table
 from podway.errors import UserError
@@ -25,6 +24,7 @@ from podway.extras import installed
 from podway.files import write_atomically
 from podway.model.families import find_model
 from podway.model.shape import ModelShape
+from podway.plan.picking import one_slice
 from podway.plan.plans import TrainPlan
 from podway.plan.search import plan_train
 from podway.quantities import format_number, format_seconds

@@ -26,7 +26,7 @@ class Simulated(NamedTuple):
     batch: float
 
 
-class _Request:
+class _SimulatedRequest:
     __slots__ = ("arrived", "done", "ended", "first", "left", "output", "prompt")
 
     def __init__(self, arrived: float, prompt: int, output: int) -> None:
@@ -43,8 +43,8 @@ def simulate(
     """`share`: the part of its length that a request keeps in cache (windowed layers forget)."""
     random = Random(seed)
     waiting = _arrivals(random, rate, prompt, output, requests, fixed=fixed)
-    running: list[_Request] = []
-    ended: list[_Request] = []
+    running: list[_SimulatedRequest] = []
+    ended: list[_SimulatedRequest] = []
     clock = busy = held = 0.0
     given = 0
     for _ in range(MOST_STEPS):
@@ -76,16 +76,20 @@ def simulate(
     return _summary(ended, clock, busy, given, requests)
 
 
-def _arrivals(random: Random, rate: float, prompt: int, output: int, requests: int, *, fixed: bool) -> list[_Request]:
+def _arrivals(
+    random: Random, rate: float, prompt: int, output: int, requests: int, *, fixed: bool
+) -> list[_SimulatedRequest]:
     now, found = 0.0, []
     for _ in range(requests):
         now += random.expovariate(rate)
         vary = (1.0, 1.0) if fixed else (random.uniform(0.5, 1.5), random.uniform(0.5, 1.5))
-        found.append(_Request(now, max(1, round(prompt * vary[0])), max(1, round(output * vary[1]))))
+        found.append(_SimulatedRequest(now, max(1, round(prompt * vary[0])), max(1, round(output * vary[1]))))
     return found
 
 
-def _step(engine: Engine, running: list[_Request], chunk: int, share: float, until: float) -> tuple[float, int]:
+def _step(
+    engine: Engine, running: list[_SimulatedRequest], chunk: int, share: float, until: float
+) -> tuple[float, int]:
     """One step, or as many alike as end before `until` and before a request ends: seconds, and tokens given."""
     decoding = [one for one in running if not one.left]
     context = sum(one.prompt + one.done for one in decoding) * share
@@ -109,7 +113,7 @@ def _step(engine: Engine, running: list[_Request], chunk: int, share: float, unt
     return turns * engine.seconds(len(decoding), context, read, length), given
 
 
-def _summary(ended: list[_Request], clock: float, busy: float, given: int, requests: int) -> Simulated:
+def _summary(ended: list[_SimulatedRequest], clock: float, busy: float, given: int, requests: int) -> Simulated:
     counted = sorted(ended, key=lambda one: one.arrived)[requests // 5 :] or ended
     return Simulated(
         ttft=_percentiles(sorted(one.first - one.arrived for one in counted)),

@@ -7,6 +7,7 @@
 3. What the attention kernel takes is in `kernels.py`, by block size and head size.
 """
 
+from collections.abc import Mapping
 from functools import cache
 
 import msgspec
@@ -91,6 +92,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     def product_rate(self, compute: str) -> float:
         """FLOP/s of large products in bfloat16, int8 or fp8; the bfloat16 rate where the unit has no faster mode."""
+        if compute == "bfloat16":
+            return self.peak_bf16 * self.matrix_efficiency
         peak = {"int8": self.peak_int8, "fp8": self.peak_fp8}.get(compute) or self.peak_bf16
         return max(peak, self.peak_bf16) * self.matrix_efficiency
 
@@ -109,6 +112,16 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 def _filled(size: float, unit: int) -> float:
     """How much of the padded size is real."""
     return size / (-(-size // unit) * unit) if size > 0 else 1.0
+
+
+_own_rates: dict[str, float] = {}  # matrix efficiency by generation, in place of the published one (`own_rates.py`)
+
+
+def set_rates(rates: Mapping[str, float]) -> None:
+    """Plan by other rates of products from here on; none: by the published ones."""
+    _own_rates.clear()
+    _own_rates.update(rates)
+    device_of.cache_clear()
 
 
 @cache
@@ -131,7 +144,7 @@ def device_of(generation: str) -> Device:
         dcn_bandwidth=None if facts.dcn_bandwidth_per_host is None else facts.dcn_bandwidth_per_host / 4 / per_chip,
         clock=facts.peak_bf16 / (facts.cores_per_chip * _FLOPS_PER_CYCLE_AND_CORE[generation]),
         mxu_width=_MXU_WIDTH.get(generation, 128),
-        matrix_efficiency=_MATRIX_EFFICIENCY.get(generation, _MATRIX_EFFICIENCY[older]),
+        matrix_efficiency=_own_rates.get(generation) or _MATRIX_EFFICIENCY.get(generation, _MATRIX_EFFICIENCY[older]),
         host_bandwidth=_HOST_BANDWIDTH.get(generation, _HOST_BANDWIDTH[older]) / per_chip,
         host_bytes=(facts.host_ram or 0) / 4 / per_chip,
     )

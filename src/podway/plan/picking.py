@@ -47,6 +47,14 @@ def slices_named(text: str) -> tuple[Slice, ...]:
     return slices_of(generation) if generation else (find_slice(text),)
 
 
+def one_slice(tpu: str) -> Slice:
+    """The slice of a name that means one."""
+    found = slices_named(tpu)
+    if len(found) > 1:
+        raise UserError(f"{tpu} is {len(found)} slices", f"name one of them, such as --tpu {found[0].accelerator_type}")
+    return found[0]
+
+
 def pick_slice(needs: Needs) -> Slice:
     """The slice to launch on; a UserError where nothing fits."""
     shape, candidates = find_model(needs.model), slices_named(needs.tpu)

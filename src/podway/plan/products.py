@@ -88,6 +88,7 @@ class Product(NamedTuple):
         return total * self.copies
 
 
+@cache
 def _tile(generation: str, sides: tuple[int, int], *, weight: bool) -> tuple[int, int, int]:
     """The tile that the compiler chooses: all of the inner side if it can be held, and then as many columns as can."""
     found = _TILINGS.get(generation, _TILINGS["v5p"])

@@ -209,7 +209,7 @@ def _on(
         best = infinite
         for mesh in family:
             try:
-                found, near = _with_mesh(shape, options, slice, mesh)
+                found, near = _with_mesh(shape, options, slice, mesh, thorough=thorough)
             except UserError as error:
                 if options.mesh is not None:
                     raise
@@ -275,7 +275,7 @@ def _batch(options: PlanOptions, groups: int) -> int:
 
 
 def _with_mesh(
-    shape: ModelShape, options: PlanOptions, slice: Slice, mesh: MeshShape
+    shape: ModelShape, options: PlanOptions, slice: Slice, mesh: MeshShape, *, thorough: bool
 ) -> tuple[list[TrainPlan], tuple[float, str]]:
     """The plans of one mesh, and how close the best of the others came (bytes too many, reason)."""
     device = device_of(slice.generation)
@@ -290,7 +290,9 @@ def _with_mesh(
     plans: list[TrainPlan] = []
     closest: tuple[float, str] = (float("inf"), "")
     memory_of = partial(train_memory, shape, mesh, limit=limit, usable=device.hbm_limit, host_limit=device.host_bytes)
-    for choices in _policies(options, base):
+    for choices in _policies(options, base, thorough=thorough):
+        if any(plan.training.microbatches == 1 and "qkv" in plan.training.saved for plan in plans):
+            break  # what is cheap to keep is kept in HBM already
         fewest = None
         least = _most_frugal(options, mesh, choices[-1], memory_of)
         if not least.fits:
@@ -313,7 +315,7 @@ def _with_mesh(
 _OFFLOADS = (("residual", "qkv", "context"), ("residual", "qkv"), ("residual",))
 
 
-def _policies(options: PlanOptions, base: Training) -> list[list[Training]]:
+def _policies(options: PlanOptions, base: Training, *, thorough: bool) -> list[list[Training]]:
     """What to keep and where, in families of which each begins with the one that computes least again: in HBM, in host memory."""
     replace = msgspec.structs.replace
     if options.remat or options.offload is not None:
@@ -323,7 +325,8 @@ def _policies(options: PlanOptions, base: Training) -> list[list[Training]]:
     inside = [replace(base, remat=name) for name in REMAT]
     if base.adapters is not None:
         return [inside]
-    return [inside, [replace(base, remat="full", offload=names) for names in _OFFLOADS]]
+    offloads = _OFFLOADS if thorough else _OFFLOADS[:1]  # a search over many slices must stay fast
+    return [inside, [replace(base, remat="full", offload=names) for names in offloads]]
 
 
 def policy_text(training: Training) -> str:

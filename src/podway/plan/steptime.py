@@ -143,7 +143,7 @@ def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Devic
     ahead, back = _attention(shape, mesh, training, device, tokens)
     weights = layer_weights(shape, mesh.tensor, mesh.expert)
     relayout = 0.0
-    if misaligned(shape, mesh):
+    if training.program.relayouts and misaligned(shape, mesh):
         # Matrices that end in d_model, once for each pass that gathers them.
         copied = 2.0 * sum(p.weights for p in products if p.name in ("o", "down", "experts_down", "shared_down"))
         relayout = copied / RELAYOUT_ELEMENTS_PER_CYCLE / device.clock
@@ -255,6 +255,9 @@ def _traffic(
     if mesh.tensor > 1:
         gathers, scatters = _tensor_exchanges(shape, training)
         once = placement.tensor.gather_seconds(stream, device)
+        if training.program.gradients == "rings" and device.generation == "v5e":
+            # There the compiler makes rings of permutes of them, one beside each product: one link, one direction.
+            once = max(once, stream * (mesh.tensor - 1) / mesh.tensor / device.link_bandwidth)
         extra = training.microbatches * once  # the output matrix gathers the stream, and scatters its gradient
         for direction, count in (("gather", gathers), ("reduce", scatters)):
             seconds = times * count * once + extra

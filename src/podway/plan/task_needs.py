@@ -24,7 +24,7 @@ from podway.model.layout import MeshShape, parse_mesh
 from podway.plan.engine_costs import Precision
 from podway.plan.picking import Needs
 from podway.plan.plans import evaluate
-from podway.plan.training import Adapters, Training
+from podway.plan.training import Adapters, Training, saved_names
 from podway.task.task import LocalDir, Task
 from podway.task.yamlfile import Mapping as YamlMapping
 from podway.task.yamlfile import Node, Scalar, Sequence, parse
@@ -127,6 +127,11 @@ def _flat(node: Node | None, path: str = "") -> dict[str, str]:
     return {path: node.text} if isinstance(node, Scalar) and node.kind != "null" else {}
 
 
+def flat_settings(path: Path) -> dict[str, str]:
+    """The settings of a file by their dotted names."""
+    return _flat(_read(str(path), None))
+
+
 def folder_of(task: Task) -> Path | None:
     """Where the files of a task lie on this machine."""
     return Path(task.workdir.path) if isinstance(task.workdir, LocalDir) else None
@@ -175,21 +180,34 @@ def training_of(settings: Mapping[str, str], devices: int, slices: int = 1) -> t
     if slices > 1 and "slices=" not in text:
         text = f"slices={slices},{text}"
     mesh = parse_mesh(text, chips=devices)
-    policy = settings.get("remat.policy", POLICY).removesuffix("_offloaded")
-    if policy == "custom":
-        policy = "+".join(settings.get("remat.save", "").strip("[] ").replace(" ", "").split(",")) or POLICY
+    policy, offload = _remat(settings)
     each = _number(settings, "batch.per_device", 1)
     training = Training(
         seq=_number(settings, "batch.length", LENGTH),
         batch=_number(settings, "batch.sequences", 0) or each * devices,
         microbatches=_number(settings, "batch.microbatches", 1),
         remat=policy,
+        offload=offload,
         optimizer="adafactor" if settings.get("optimizer.kind") == "adafactor" else "adamw",
         params="bfloat16" if settings.get("precision.weights") == "bfloat16" else "float32",
         moments="bfloat16" if settings.get("optimizer.moments") == "bfloat16" else "float32",
         adapters=_adapters(settings),
     )
     return mesh, training
+
+
+def _remat(settings: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """What the backward pass finds in HBM, as a policy, and in host memory."""
+    policy = settings.get("remat.policy", POLICY)
+    saved, outside = (
+        tuple(name for name in settings.get(key, "").strip("[] ").replace(" ", "").split(",") if name)
+        for key in ("remat.save", "remat.offload")
+    )
+    if policy == "custom":
+        return "+".join(saved) or POLICY, outside
+    if policy.endswith("_offloaded"):
+        return POLICY, saved_names(policy.removesuffix("_offloaded"))
+    return policy, ()
 
 
 def _adapters(settings: Mapping[str, str]) -> Adapters | None:

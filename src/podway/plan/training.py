@@ -45,8 +45,14 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     attention_block: int = 512  # sides of the attention kernel's blocks, where the sequence divides by it
     attention_fused: bool = False  # one backward kernel in place of two
     # fsdp exchanges that the compiled program runs beside its products, by generation; others are waited for. By
-    # libtpu 0.0.51 (docs/aot.md): gathers go beside products on v5e alone, where the flag that fuses them is accepted.
-    beside: tuple[tuple[str, Exchange], ...] = (("v5e", "gather"),)
+    # libtpu 0.0.51 (docs/aot.md, docs/measurements/rehearsed-steps.json): both on v5e, where the flag that fuses gathers is
+    # accepted and gradients go round in asynchronous permutes, and on tpu7x, by its SparseCores.
+    beside: tuple[tuple[str, Exchange], ...] = (
+        ("v5e", "gather"), ("v5e", "reduce"), ("tpu7x", "gather"), ("tpu7x", "reduce"),
+    )  # fmt: skip
+    relayouts: bool = (
+        False  # gathered weights whose shards are not whole tiles are copied (not seen in Podway's programs)
+    )
     # Rows of each expert are padded to this multiple of the even share and tokens above it are dropped; they reach their
     # expert by a product with a one-hot matrix (MaxText's capacity_factor). None: no token is dropped, rows are sorted.
     expert_capacity: float | None = None
@@ -75,6 +81,8 @@ MAXTEXT_2023 = Program(
     gradient_bytes=4,
     casts_once=False,
     logits_share=None,
+    beside=(("v5e", "gather"),),
+    relayouts=True,
     convention="full-2023",
 )
 # MaxText since 2024: gradients all-reduced in bfloat16, all logits at once and in bfloat16 (5.9 GiB of them on a chip with 24,576
@@ -85,6 +93,7 @@ MAXTEXT = Program(
     casts_once=False,
     logits_share=None,
     logits_bytes=2,
+    beside=(("v5e", "gather"),),
     expert_tile=(512, 1024, 1024),  # tile_batch_seq, tile_embed_dim and tile_mlp_dim of its base.yml
 )
 # Its v6e recipes: attention in blocks of 2048 with a fused backward pass; int8 products with bfloat16 weight gradients
@@ -94,7 +103,6 @@ MAXTEXT_V6E = msgspec.structs.replace(
     name="maxtext-v6e",
     attention_block=2048,
     attention_fused=True,
-    convention="full",
     weight_gradient="bfloat16",
 )
 # Its tpu7x recipes: the same blocks; gathers and gradient sums run on the SparseCores beside the products.

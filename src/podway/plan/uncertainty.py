@@ -6,6 +6,8 @@ experts, int8 and fp8 products) gets the wider interval that so few rows allow (
 twice the width. The figures below are constants so that a plan need not compute them; a test computes them again.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 COVERAGE = 0.80
@@ -29,6 +31,15 @@ GENERATION_EVIDENCE = {
     "v6e": GenerationEvidence(calibrated_on="Llama 3.1 8B and 70B, GPT-3 175B", rows=7, median_error=0.033),
     "tpu7x": GenerationEvidence(calibrated_on="Llama 3.1 70B", rows=3, median_error=0.086),
 }
+
+_own_runs: dict[str, int] = {}  # a person's own measured runs by generation (`own_rates.py`)
+
+
+def set_own_runs(runs: Mapping[str, int]) -> None:
+    """How many own runs stand behind the rate of a generation from here on."""
+    _own_runs.clear()
+    _own_runs.update(runs)
+
 
 _ALWAYS = ("input pipeline", "checkpoints", "failures and restarts")
 
@@ -77,6 +88,8 @@ def uncertainty_of(
 def evidence_text(generation: str, kind: str) -> str:
     """`calibrated on ...; judged on n published rows, median error x%`."""
     known = GENERATION_EVIDENCE.get(generation)
+    if own := _own_runs.get(generation):
+        return f"calibrated on {own} of your own {'run' if own == 1 else 'runs'} (podway calibrate)"
     if known is None:
         return f"no published step of {generation} is known: rates are those of v4"
     text = f"calibrated on {known.calibrated_on}; {known.rows} published {generation} steps, median error "

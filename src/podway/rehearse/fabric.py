@@ -40,8 +40,8 @@ class Fabric(NamedTuple):
         """The collective of an instruction."""
         moved = moved_bytes(one, kind)
         if kind == "collective-permute":
-            hops, lane, crosses = self._longest_way(one)
-            return Exchange(kind=kind, moved=moved, hops=hops, lane=lane, slices=2 if crosses else 1)
+            hops, load, lane, crosses = self._longest_way(one)
+            return Exchange(kind=kind, moved=moved, hops=hops, load=load, lane=lane, slices=2 if crosses else 1)
         members = groups_in(one, len(self.places))[0]
         box, stride = self._box(members)
         slices = len({self.places[m][0] for m in members})
@@ -67,24 +67,31 @@ class Fabric(NamedTuple):
             stride.append(gcd(*steps) if steps else 1)
         return tuple(box), tuple(stride)
 
-    def _longest_way(self, one: Instruction) -> tuple[int, Lane, bool]:
-        """Hops of the pair that is furthest apart, its lane, and whether any pair lies in two slices.
+    def _longest_way(self, one: Instruction) -> tuple[int, int, Lane, bool]:
+        """Hops of the pair that is furthest apart, transfers on the busiest link, the lane, and whether a pair lies in two slices.
 
-        The step from the last device of a line to the first is a whole line long unless the axis wraps.
+        Data goes along one axis after the other and passes through a chip without stopping there, so that hops alone cost
+        little; what costs is a link that several transfers need. The way from the last device of a line back to the first is
+        long, but its links lead the other way and are free.
         """
         bounds, wrap, cores = bounds_of(self.slice)
         longest, lane, crosses = 0, (0, 0), False
+        busy: dict[tuple[int, int, Place], int] = {}
         for source, target in _pairs(one):
-            here, there = self.places[source], self.places[target]
+            here, there = list(self.places[source]), self.places[target]
             crosses |= here[0] != there[0]
             for axis in range(len(bounds) - cores):
                 way = there[1 + axis] - here[1 + axis]
                 ahead = way % bounds[axis]
                 hops = min(ahead, bounds[axis] - ahead) if wrap[axis] else abs(way)
+                forward = ahead <= bounds[axis] - ahead if wrap[axis] else way > 0
                 if hops > longest:
-                    forward = ahead <= bounds[axis] - ahead if wrap[axis] else way > 0
                     longest, lane = hops, (axis, int(forward))
-        return longest, lane, crosses
+                for _ in range(hops):
+                    link = (axis, int(forward), tuple(here))
+                    busy[link] = busy.get(link, 0) + 1
+                    here[1 + axis] = (here[1 + axis] + (1 if forward else -1)) % bounds[axis]
+        return longest, max(busy.values(), default=1), lane, crosses
 
     def group(self, exchange: Exchange) -> Group:
         """The planner's view of the devices that exchange."""
@@ -96,7 +103,8 @@ class Fabric(NamedTuple):
         if kind == "collective-permute":
             if exchange.slices > 1 and device.dcn_bandwidth:
                 return moved / device.dcn_bandwidth
-            return exchange.hops * max(moved / device.link_bandwidth, HOP_SECONDS)
+            shared = exchange.load * moved / device.link_bandwidth
+            return max(shared, exchange.hops * HOP_SECONDS) if exchange.hops else 0.0
         group, total = self.group(exchange), 0.0
         if group.size > 1:
             if kind == "all-to-all":

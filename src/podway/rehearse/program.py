@@ -23,6 +23,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stride: Box = ()
     slices: int = 1
     hops: int = 0  # of a permute: the longest way
+    load: int = 1  # of a permute: transfers that share its busiest link
     lane: Lane | None = None  # of a permute
 
     @property
