@@ -78,7 +78,7 @@ def test_a_folder_is_served_again_after_kill_9_without_compiling(tmp_path: Path)
     with httpx.stream("POST", f"{first.url}/v1/completions", json={**body, "max_tokens": 40, "stream": True}) as stream:
         next(stream.iter_lines())
         assert stop(first.process, signal.SIGKILL) == -signal.SIGKILL
-    assert first.compiled >= 4, "programs of steps and of seats"
+    assert first.compiled >= 4, "programs of steps and of slots"
 
     second = start(arguments, environment)
     answers(second.url)
@@ -91,7 +91,17 @@ def test_a_folder_is_served_again_after_kill_9_without_compiling(tmp_path: Path)
     third = start(arguments, environment)
     answers(third.url)
     assert third.found == first.compiled - 1
-    assert stop(third.process) == 0
+    with httpx.stream(
+        "POST", f"{third.url}/v1/completions", json={**body, "max_tokens": 58, "stream": True}, timeout=60
+    ) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        third.process.send_signal(signal.SIGTERM)
+        assert [line for line in lines if line][-1] == "data: [DONE]", "a stream under way is answered to its end"
+    assert third.process.stdout is not None
+    rest = third.process.stdout.read()
+    assert third.process.wait(60) == 0 and "Traceback" not in rest, rest
+    third.process.stdout.close()
 
 
 def _greedy(shape, tree, prompt, count):  # type: ignore[no-untyped-def]

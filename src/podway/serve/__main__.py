@@ -127,7 +127,7 @@ def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.
     thread = threading.Thread(target=warm, name="warm-up", daemon=True)
     thread.start()
     server.run(sockets=[listening])
-    served = service.ready
+    served = service.healthy
     for loop in service.loops:
         loop.stop()
     fleet.end()

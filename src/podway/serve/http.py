@@ -39,6 +39,7 @@ from podway.serve.openai import (
 )
 from podway.serve.openapi import document
 from podway.serve.responses import gather
+from podway.serve.responses_api import ResponsesBody, ResponseWriter, chat_body
 from podway.serve.service import Service
 
 MAX_BYTES = 8 << 20
@@ -59,6 +60,7 @@ def make_app(
         Route("/v1/models/{name:path}", _model(service)),
         Route("/v1/completions", _completions(service), methods=["POST"]),
         Route("/v1/chat/completions", _chat(service), methods=["POST"]),
+        Route("/v1/responses", _responses(service), methods=["POST"]),
         Route("/v1/embeddings", _no_embeddings, methods=["POST"]),
         Route("/tokenize", _tokenize(service), methods=["POST"]),
         Route("/detokenize", _detokenize(service), methods=["POST"]),
@@ -281,6 +283,19 @@ def _chat(service: Service) -> Handler:
     return chat
 
 
+def _responses(service: Service) -> Handler:
+    async def responses(request: Request) -> Response:
+        body, ignored = read(await _body(request), ResponsesBody)
+        call, writer = await admit_chat(service, chat_body(body)), ResponseWriter(body)
+        call.id = call.id.replace("chatcmpl-", "resp_")
+        made = await respond(
+            service, request, call, lambda _, call: writer.whole(call), lambda _, call: writer.events(call)
+        )
+        return _naming(made, ignored)
+
+    return responses
+
+
 def _naming(response: Response, ignored: list[str]) -> Response:
     """Name the fields that had no effect."""
     if ignored:
@@ -344,7 +359,8 @@ async def _sse(service: Service, call: AdmittedRequest, events: Events) -> Async
     begun = False
     try:
         async for event in events(service, call):
-            yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+            named = f"event: {event['type']}\n".encode() if "type" in event else b""
+            yield named + b"data: " + msgspec.json.encode(event) + b"\n\n"
             begun = True
         yield b"data: [DONE]\n\n"
     except UserError as error:

@@ -11,11 +11,13 @@ import msgspec
 
 from podway.serve.admission import ROLES
 from podway.serve.openai import MAX_CHOICES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from podway.serve.responses_api import ResponsesBody
 from podway.version import __version__
 
 _POSTS: dict[str, tuple[type[Any], str]] = {
     "/v1/completions": (CompletionBody, "Continue a text."),
     "/v1/chat/completions": (ChatBody, "Answer a conversation."),
+    "/v1/responses": (ResponsesBody, "Answer items of a conversation."),
     "/tokenize": (TokenizeBody, "The tokens of a text or a conversation."),
     "/detokenize": (DetokenizeBody, "The text of tokens."),
 }
@@ -26,7 +28,7 @@ _GETS = {
     "/metrics": "Numbers for Prometheus.",
     "/version": "The version of Podway.",
 }
-_STREAMS = ("/v1/completions", "/v1/chat/completions")
+_STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXT = {"type": "string", "minLength": 1}
 _PROMPT = {"anyOf": [_TEXT, _IDS, *({"type": "array", "items": one, "minItems": 1} for one in (_TEXT, _IDS))]}

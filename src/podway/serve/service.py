@@ -52,8 +52,13 @@ class Service:
         self._turn = 0
 
     @property
+    def healthy(self) -> bool:
+        """Warm, and no replica has failed."""
+        return bool(self.loops) and all(loop.failure is None for loop in self.loops)
+
+    @property
     def ready(self) -> bool:
-        return not self.draining and bool(self.loops) and all(loop.failure is None for loop in self.loops)
+        return self.healthy and not self.draining
 
     def metrics(self) -> Metrics:
         """Of all replicas together."""
