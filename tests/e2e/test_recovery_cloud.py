@@ -50,7 +50,8 @@ def living(cloud: Running) -> list[dict[str, Any]]:
 
 
 def start(pod: Podway, cloud: Running, tmp_path: Path, crash_at: str = "") -> None:
-    pod.start(crash_at, **cloud.environment(tmp_path))
+    # The zone that gcloud is set to comes first; here the order of the alphabet.
+    pod.start(crash_at, **{**cloud.environment(tmp_path), "CLOUDSDK_COMPUTE_ZONE": ZONES[0]})
 
 
 def wanted(run: str, *, tpu: str = "v6e-8", spot: bool = False, **more: Any) -> Task:

@@ -46,7 +46,7 @@ def copying(*mounts: tuple[str, str], run: str) -> object:
 def test_a_bucket_and_an_object_are_copied_to_simulated_hosts(pod: Podway, storage: Running) -> None:
     put(storage, "numbers", "set/a/one.txt", b"one")
     put(storage, "numbers", "set/two.txt", b"two")
-    pod.start(STORAGE_EMULATOR_HOST=storage.storage, PODWAY_GCP_PROJECT=storage.project)
+    pod.start(STORAGE_EMULATOR_HOST=storage.storage, GOOGLE_CLOUD_PROJECT=storage.project)
     show = "echo $PODWAY_RANK $(cat ~/data/a/one.txt ~/data/two.txt) $(ls ~/data | wc -l) $(cat alone)"
     both = copying(("~/data", "gs://numbers/set"), ("alone", "gs://numbers/set/two.txt"), run=show)
     pod.client.launch(both, cluster="c")  # type: ignore[arg-type]

@@ -118,7 +118,9 @@ class LoopbackHosts:
             except OSError:
                 if time.monotonic() > until or self._sshds[index].poll() is not None:
                     log_text = (place / "sshd.log").read_text(errors="replace")
-                    raise RuntimeError(f"sshd of host {index} did not start: {log_text[-500:]}") from None
+                    ended = self._sshds[index].poll()
+                    how = "does not listen" if ended is None else f"ended with code {ended}"
+                    raise RuntimeError(f"sshd of host {index} {how}: {log_text[-500:]}") from None
                 time.sleep(0.02)
 
     def _as_user(self) -> _AsUser:
