@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from podway.catalog.slices import find_slice
 from podway.errors import UserError
+from podway.model.families import find_model
+from podway.plan.plans import evaluate
 from podway.plan.task_needs import (
     LENGTH,
     POLICY,
@@ -20,6 +22,7 @@ from podway.plan.task_needs import (
     settings_of,
     training_of,
 )
+from podway.rehearse.rehearsal import training_settings
 from podway.task.task import Accelerator, LocalDir, Resources, Task
 from podway.train.config import TrainConfig
 
@@ -107,3 +110,19 @@ def test_why_a_task_does_not_fit() -> None:
         "the trainer says it better"
     )
     assert misfit_reason(task("echo"), find_slice("v6e-8")) is None
+
+
+def test_the_attention_kernel_of_the_settings_is_planned_and_compiled() -> None:
+    asked = {
+        "model.name": "llama3.1-8b",
+        "batch.length": "8192",
+        "model.attention_block": "1024",
+        "model.attention_fused": "true",
+    }
+    mesh, training = training_of(asked, 16)
+    assert (training.program.attention_block, training.program.attention_fused) == (1024, True)
+    words = training_settings(mesh, training)
+    assert {"model.attention_block=1024", "model.attention_fused=true"} <= set(words)
+    shape, slice = find_model("llama3.1-8b"), find_slice("v6e-16")
+    plain = evaluate(shape, slice, mesh, training_of({"batch.length": "8192"}, 16)[1])
+    assert evaluate(shape, slice, mesh, training).time.attention < 0.8 * plain.time.attention

@@ -1,7 +1,7 @@
 """What the compiler reported, recorded: the published 16B-128B jobs, and a grid of models x meshes for the planner's bytes.
 
 Compiling takes minutes and libtpu, so `make bench-plan` reads what was recorded in docs/measurements, with the versions it was
-recorded with; `python -m tools.bench.plan --fresh` asks the compiler again. An estimate is always made anew from the recorded
+recorded with; `python -m tools.bench.plan --fresh` asks the compiler again. An estimate is always computed again from the recorded
 program: no step time is recorded.
 """
 
@@ -76,7 +76,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CompiledStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of the grid, and its program: what it takes is estimated anew from it."""
+    """A step of the grid, and its program: what it takes is estimated from it each time."""
 
     cell: Cell
     report: CompileReport

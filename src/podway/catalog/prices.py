@@ -63,7 +63,7 @@ def all_prices() -> tuple[Price, ...]:
 
 
 def offers_for(slice: Slice, *, spot: bool = False) -> list[ZonePrice]:
-    """Where the slice can be had and what it costs per hour: cheapest on demand (or spot) first, unknown last."""
+    """Where the slice is available and what it costs per hour: cheapest on demand (or spot) first, unknown last."""
     offers = [_offer(slice, row) for row in _per_place(slice.generation, slice.single_host)]
     return sorted(offers, key=lambda offer: _rank(offer, spot))
 

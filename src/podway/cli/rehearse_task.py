@@ -26,6 +26,10 @@ _COMPILED = {"batch", "optimizer", "precision", "loss", "mesh", "remat", "lora",
 _ENGINE = ("max_len", "max_seqs", "page", "prompt_tokens", "decode_steps", "dtype", "quantize", "kv")
 
 
+def _is_compiled(key: str) -> bool:
+    return key.partition(".")[0] in _COMPILED or key.startswith("model.attention_")
+
+
 class Trained(NamedTuple):
     """A training step of a task."""
 
@@ -56,7 +60,7 @@ def what_runs(file: str, env: tuple[str, ...], tpu: str | None, *, fast: bool) -
     settings = settings_of(found, folder_of(task))
     model = settings.pop("model.name", "tiny-llama3")
     mesh, training = training_of(settings, slice.devices * task.slices, task.slices)
-    kept = [f"{k}={v}" for k, v in settings.items() if k.partition(".")[0] in _COMPILED and "$" not in v]
+    kept = [f"{k}={v}" for k, v in settings.items() if _is_compiled(k) and "$" not in v]
     rehearsal = Rehearsal(
         model=model,
         slice=slice.accelerator_type,

@@ -243,7 +243,7 @@ def _logits(shape: ModelShape, mesh: MeshShape, training: Training, tokens: floa
 
 @cache
 def _chunks(length: int, least: int) -> int:
-    """The fewest equal parts of a sequence that are at least so many (podway.train.loss.choose_chunks)."""
+    """The fewest equal parts of a sequence that are at least this many (podway.train.loss.choose_chunks)."""
     return next((n for n in range(max(1, least), length + 1) if length % n == 0), max(1, length))
 
 

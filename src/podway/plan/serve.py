@@ -116,7 +116,7 @@ def evaluate_serve(
     spot: bool = False,
     replicas: int | None = None,
 ) -> ServePlan | str:
-    """One way to serve, or the reason why it does not work; `replicas`: at least so many."""
+    """One way to serve, or the reason why it does not work; `replicas`: at least this many."""
     device = device_of(slice.generation)
     weights = weights_per_device(shape, tensor, precision.weights)
     room = device.hbm_limit * HBM_FOR_SERVING - weights - scratch_per_device(shape, tensor)

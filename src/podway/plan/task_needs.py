@@ -24,7 +24,7 @@ from podway.model.layout import MeshShape, parse_mesh
 from podway.plan.engine_costs import Precision
 from podway.plan.picking import Needs
 from podway.plan.plans import evaluate
-from podway.plan.training import Adapters, Training, saved_names
+from podway.plan.training import PODWAY, Adapters, Program, Training, saved_names
 from podway.task.task import LocalDir, Task
 from podway.task.yamlfile import Mapping as YamlMapping
 from podway.task.yamlfile import Node, Scalar, Sequence, parse
@@ -65,7 +65,7 @@ def commands_in(script: str, env: Mapping[str, str]) -> list[Command]:
 
 
 def _simple_commands(script: str, env: Mapping[str, str]) -> Iterator[list[str]]:
-    """The words of each simple command, as far as a reader that is no shell can tell."""
+    """The words of each simple command, as far as can be told without running a shell."""
     for line in re.sub(r"\\\n", " ", script).splitlines():
         lexer = shlex.shlex(_filled_in(line, env), posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -192,8 +192,16 @@ def training_of(settings: Mapping[str, str], devices: int, slices: int = 1) -> t
         params="bfloat16" if settings.get("precision.weights") == "bfloat16" else "float32",
         moments="bfloat16" if settings.get("optimizer.moments") == "bfloat16" else "float32",
         adapters=_adapters(settings),
+        program=_program(settings),
     )
     return mesh, training
+
+
+def _program(settings: Mapping[str, str]) -> Program:
+    """Podway's trainer with the attention kernel that the settings ask for."""
+    block = _number(settings, "model.attention_block", PODWAY.attention_block)
+    fused = settings.get("model.attention_fused", "").lower() == "true"
+    return msgspec.structs.replace(PODWAY, attention_block=block, attention_fused=fused)
 
 
 def _remat(settings: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
