@@ -71,9 +71,9 @@ def _train(config: TrainConfig, flags: tuple[str, ...]) -> int:
         if peers is not None:
             peers.close(failed=True)
         raise
-    except Exception:
-        if peers is not None:
-            peers.explain(within_s=10)
+    except Exception as error:
+        if peers is not None and "RESOURCE_EXHAUSTED" not in str(error):  # the one status that is never another's fault
+            peers.explain(within_s=30)
         raise
     if peers is not None:
         peers.close()
