@@ -8,12 +8,14 @@
 - figures: numbers with a fraction, an exponent or a unit of time, rate or percent. `figures_differ` and `spread` find them again.
 
 Whole numbers stay: step 5 of one rank is never taken for step 6 of another, nor a warning about host 7 for one about host 9.
-New lines are looked at together, as one text, and a line that was just seen is not looked at again: most are copies.
+What is left out depends on where digits stand and not on which they are: so it is found once for each *shape* of a line, the line
+with every digit a zero, and most lines of a log share a few shapes.
 """
 
 import os.path
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 _CLOCK = rb"\d\d?:\d\d(?::\d\d)?(?:[.,]\d++)?"
 _AHEAD = rb"[ =(,:<>\[|/~+@-] *+"  # what stands before a number that is a word of its own; quick to look for
@@ -39,6 +41,8 @@ _INDEX = re.compile(
     rb"(\d{1,5})(?![\d.])"
 )
 _REMEMBERED = 8192
+_SHAPE = bytes.maketrans(b"123456789", b"000000000")
+_Form = tuple[Callable[[bytes], tuple[bytes, ...]] | None, bool]
 
 
 class Alike:
@@ -46,27 +50,43 @@ class Alike:
 
     def __init__(self, ips: Sequence[str] = ()) -> None:
         self._ips = [ip.encode() for ip in ips]
-        self._network = os.path.commonprefix(self._ips)  # noqa: RUF071  # bytes, not paths: without it in a line, no rank's address is
-        self._keys: dict[bytes, bytes] = {}
+        # Without its shape in a line, no rank's address is in it.
+        self._network = os.path.commonprefix([ip.translate(_SHAPE) for ip in self._ips])  # noqa: RUF071  # not paths
+        self._forms: dict[bytes, _Form] = {}
         self._own: dict[bytes, bytes] = {}  # key with the index of the rank that said it -> without
         self._foreign: set[bytes] = set()  # keys with an index, said by another rank than that
 
     def keys(self, ranks: Sequence[int], texts: Sequence[bytes]) -> list[bytes]:
         """For each line of a rank, what is equal for lines that say the same."""
-        known = self._keys
-        fresh = [text for text in dict.fromkeys(texts) if text not in known]
-        if fresh:
-            if len(known) > _REMEMBERED:
-                known.clear()
-                fresh = list(dict.fromkeys(texts))
-            # A blank before each line, for the number that a line may begin with.
-            known.update(zip(fresh, _LEFT_OUT.sub(_GONE, b" " + b"\n ".join(fresh)).split(b"\n"), strict=True))
-        found = [known[text] for text in texts]
-        whole = b"\n".join(dict.fromkeys(found))
-        small = whole.lower()
-        if any(word in small for word in _WORDS) or (self._network and self._network in whole):
-            return [self._without_own(rank, key) for rank, key in zip(ranks, found, strict=True)]
-        return found
+        if not texts:
+            return []
+        distinct = list(dict.fromkeys(texts))  # most are copies
+        shapes = b"\n".join(distinct).translate(_SHAPE).split(b"\n")
+        forms, found, personal = self._forms, {}, set()
+        for text, shape in zip(distinct, shapes, strict=True):
+            kept, own = forms.get(shape) or self._form(shape)
+            found[text] = _GONE.join(kept(text)) if kept is not None else text
+            if own:
+                personal.add(text)
+        if not personal:
+            return [found[text] for text in texts]
+        lines = zip(ranks, texts, strict=True)
+        return [self._without_own(rank, found[text]) if text in personal else found[text] for rank, text in lines]
+
+    def _form(self, shape: bytes) -> _Form:
+        """What is kept of a line of this shape, and whether it may hold a rank's own index or address."""
+        kept, end = [], 0
+        for found in _LEFT_OUT.finditer(b" " + shape):  # a blank ahead, for the number that a line may begin with
+            kept.append(slice(end, max(found.start() - 1, 0)))
+            end = found.end() - 1
+        kept.append(slice(end, None))
+        words = shape.lower()
+        own = any(word in words for word in _WORDS) or bool(self._network and self._network in shape)
+        _limit(self._forms)
+        # A getter of one slice would answer bytes, not a tuple of them.
+        form = (itemgetter(*kept) if len(kept) > 1 else None, own)
+        self._forms[shape] = form
+        return form
 
     def _without_own(self, rank: int, key: bytes) -> bytes:
         """A key without the rank's own index and address."""
@@ -92,7 +112,7 @@ class Alike:
         return self._own[key]
 
 
-def _limit(known: dict[bytes, bytes] | set[bytes]) -> None:
+def _limit(known: dict[bytes, bytes] | dict[bytes, _Form] | set[bytes]) -> None:
     if len(known) > _REMEMBERED:
         known.clear()
 
