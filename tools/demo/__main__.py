@@ -102,8 +102,10 @@ class Demo:
     def ask(self) -> None:
         """One completion, shown as it arrives."""
         self.screen.act("Ask", f'"{PROMPT}" and let it go on')
-        body = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0, "stream": True}
-        self.screen.command(f"curl 127.0.0.1:{self.port}/v1/completions -d '{json.dumps({'prompt': PROMPT})}'")
+        body = {"prompt": PROMPT, "max_tokens": 400, "temperature": 0}
+        self.screen.command(f"curl 127.0.0.1:{self.port}/v1/completions \\")
+        self.screen.line(f"    -d '{json.dumps(body)}'")
+        body["stream"] = True  # only so that it can be shown as it arrives
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=120) as reply:
             self.screen.prose(PROMPT, (chunk["choices"][0]["text"] for chunk in _events(reply)))
