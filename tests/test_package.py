@@ -158,7 +158,16 @@ def test_the_environment_is_empty(installed: Installation) -> None:
 
 @pytest.mark.e2e
 def test_it_launches_a_job_on_a_simulated_slice(installed: Installation) -> None:
-    words = ("launch", "-y", "-c", "first", "--tpus", "v4-16", "echo hello from host $PODWAY_RANK of $PODWAY_NUM_HOSTS")
+    words = (
+        "launch",
+        "-y",
+        "--raw",
+        "-c",
+        "first",
+        "--tpus",
+        "v4-16",
+        "echo hello from host $PODWAY_RANK of $PODWAY_NUM_HOSTS",
+    )
     done = installed.podway(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "hello from host 0 of 2" in done.stdout and "hello from host 1 of 2" in done.stdout

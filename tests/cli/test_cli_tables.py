@@ -62,11 +62,11 @@ def test_queue_table() -> None:
         records.job(4, name="run", exclusive=False, submitted=NOW - 1),
     ]
     assert queue.page(jobs, NOW).splitlines() == [
-        "ID  NAME   USER  SUBMITTED  STARTED    DURATION  RESOURCES         STATUS",
-        "4   run    ada   just now   1 min ago  1m 5s     beside the queue  SUCCEEDED",
-        "3   train  ada   1 min ago  -          -         1x[tpu-v6e-16]    PENDING",
-        "2   -      ada   1 min ago  1 min ago  1m 35s    1x[tpu-v6e-16]    RUNNING",
-        "1   train  ada   1 min ago  1 min ago  1m 5s     1x[tpu-v6e-16]    SUCCEEDED",
+        "ID  NAME   USER  SUBMITTED  STARTED    DURATION  RESOURCES           STATUS",
+        "4   run    ada   just now   1 min ago  1m 5s     bypasses the queue  SUCCEEDED",
+        "3   train  ada   1 min ago  -          -         1x[tpu-v6e-16]      PENDING",
+        "2   -      ada   1 min ago  1 min ago  1m 35s    1x[tpu-v6e-16]      RUNNING",
+        "1   train  ada   1 min ago  1 min ago  1m 5s     1x[tpu-v6e-16]      SUCCEEDED",
     ]
 
 

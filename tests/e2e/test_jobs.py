@@ -10,7 +10,7 @@ import pytest
 
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
-from podway.hosts.link import AgentLink, local_opener
+from podway.hosts.link import AgentLink, connect_local
 from podway.hosts.manifest import FileTree
 from podway.hosts.sync import sync
 from podway.hosts.tree import scan
@@ -272,7 +272,7 @@ def test_no_tree_leaves_the_home_of_a_simulated_host(pod: Podway, tmp_path: Path
 
     async def past_the_server() -> None:
         home = pod.home / "local/c/host-0"
-        link = AgentLink(local_opener(home), address="127.0.0.1")
+        link = AgentLink(connect_local(home), address="127.0.0.1")
         try:
             await sync([link], manifest, target, blobs)
         finally:

@@ -28,7 +28,7 @@ class Counted:
     """A local opener that counts the connections it makes."""
 
     def __init__(self, host: Host) -> None:
-        self._open = link.local_opener(host.home)
+        self._open = link.connect_local(host.home)
         self.count = 0
 
     async def __call__(self):
@@ -50,7 +50,7 @@ def test_calls_in_turn_share_a_connection(host):
 
 def test_a_long_poll_holds_up_no_other_call(host):
     async def main():
-        agent = link.AgentLink(link.local_opener(host.home))
+        agent = link.AgentLink(link.connect_local(host.home))
         await agent.call("start", job="job", phase="run", script="mkfifo gate; read < gate; echo hi")
         poll = asyncio.create_task(agent.call("follow", job="job", phase="run", offset=0, wait=20))
         for _ in range(20):
@@ -66,7 +66,7 @@ def test_a_long_poll_holds_up_no_other_call(host):
 
 def test_many_calls_at_once(host):
     async def main():
-        agent = link.AgentLink(link.local_opener(host.home))
+        agent = link.AgentLink(link.connect_local(host.home))
         bodies = [os.urandom(300_000) for _ in range(8)]
         replies = await asyncio.gather(*(agent.call("what", body=body) for body in bodies), return_exceptions=True)
         assert all(isinstance(reply, link.AgentRefused) and reply.code == "unknown-op" for reply in replies)
@@ -78,7 +78,7 @@ def test_many_calls_at_once(host):
 
 def test_a_restarted_agent_is_found_again(host):
     async def main():
-        agent = link.AgentLink(link.local_opener(host.home))
+        agent = link.AgentLink(link.connect_local(host.home))
         await asyncio.gather(*(agent.call("hello") for _ in range(3)))
         host.restart()
         assert (await agent.call("hello")).fields["pid"] == host.pid
@@ -93,7 +93,7 @@ def test_a_restarted_agent_is_found_again(host):
 
 def test_a_dead_agent_is_a_transient_error(host):
     async def main():
-        agent = link.AgentLink(link.local_opener(host.home))
+        agent = link.AgentLink(link.connect_local(host.home))
         await agent.call("hello")
         host.kill_agent()
         for _ in range(2):
@@ -108,7 +108,7 @@ def test_a_dead_agent_is_a_transient_error(host):
 
 def test_an_agent_that_dies_in_a_long_poll(host):
     async def main():
-        agent = link.AgentLink(link.local_opener(host.home))
+        agent = link.AgentLink(link.connect_local(host.home))
         await agent.call("start", job="job", phase="run", script="sleep 60")
         poll = asyncio.create_task(agent.call("follow", job="job", phase="run", offset=0, wait=30))
         await asyncio.sleep(0.2)
@@ -124,7 +124,7 @@ def test_an_agent_that_dies_in_a_long_poll(host):
 
 def test_a_call_that_takes_too_long_or_is_cancelled_spoils_no_connection(host):
     async def main():
-        agent = link.AgentLink(link.local_opener(host.home))
+        agent = link.AgentLink(link.connect_local(host.home))
         await agent.call("start", job="job", phase="run", script="sleep 60")
         with pytest.raises(ProviderError, match=r"within 0\.1 s"):
             await agent.call("follow", job="job", phase="run", offset=0, wait=5, timeout=0.1)
@@ -141,7 +141,7 @@ def test_a_call_that_takes_too_long_or_is_cancelled_spoils_no_connection(host):
 
 def test_refusals_are_not_worth_a_retry(host):
     async def main():
-        agent = link.AgentLink(link.local_opener(host.home))
+        agent = link.AgentLink(link.connect_local(host.home))
         with pytest.raises(link.AgentRefused, match="job must be") as refused:
             await agent.call("start", job="../x", phase="run", script="")
         assert refused.value.code == "bad-request" and not refused.value.transient
@@ -161,7 +161,7 @@ def test_a_peer_that_is_no_agent(tmp_path, answer):
         (tmp_path / wire.STATE).mkdir()
         server = await asyncio.start_unix_server(serve, tmp_path / wire.STATE / wire.SOCKET)
         async with server:
-            agent = link.AgentLink(link.local_opener(tmp_path))
+            agent = link.AgentLink(link.connect_local(tmp_path))
             with pytest.raises(ProviderError) as lost:
                 await agent.call("hello")
             assert lost.value.transient
@@ -179,7 +179,7 @@ def test_start_and_kill_a_simulated_host(tmp_path):
         try:
             first, second = await asyncio.gather(link.start_local_agent(*start), link.start_local_agent(*start))
             assert first == second and alive(first)
-            agent = link.AgentLink(link.local_opener(tmp_path / "home"))
+            agent = link.AgentLink(link.connect_local(tmp_path / "home"))
             hello = (await agent.call("hello")).fields
             assert (hello["pid"], hello["address"], hello["version"]) == (first, "127.1.0.2", bundle().sha256)
             await agent.call(
@@ -204,7 +204,7 @@ def test_an_agent_of_another_version_gives_way_and_its_jobs_go_on(tmp_path):
         host_id = uuid.uuid4().hex
         bundle().write(tmp_path / "agent.pyz")
         env = {**os.environ, processes.HOST_ID_VARIABLE: host_id}
-        agent = link.AgentLink(link.local_opener(tmp_path / "home"))
+        agent = link.AgentLink(link.connect_local(tmp_path / "home"))
         try:
             first = await link._start_daemon(old, tmp_path / "home", "", env)
             assert (await agent.call("hello")).fields["version"] == "an-older-version"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agent_host import Host
 
-from podway.hosts.link import AgentLink, local_opener
+from podway.hosts.link import AgentLink, connect_local
 from podway.hosts.logs.follow import Chunk, Cursor, Options, Renderer, follow
 
 SCRIPT = r"""
@@ -23,7 +23,7 @@ class AgentFeed:
     def __init__(self, rank: int, host: Host) -> None:
         self.rank = rank
         self.phases = ("setup", "run")
-        self.link = AgentLink(local_opener(host.home))
+        self.link = AgentLink(connect_local(host.home))
 
     async def read(self, phase: str, offset: int, wait: float, limit: int) -> Chunk:
         reply = await self.link.call("follow", job="job", phase=phase, offset=offset, wait=wait, limit=limit)

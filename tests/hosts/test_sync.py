@@ -324,7 +324,7 @@ def test_real_agents(tmp_path: Path) -> None:
             home.mkdir()
             environment = {"PATH": os.environ["PATH"], "PODWAY_HOST_ID": mark}
             await link_module.start_local_agent(program, home, f"127.9.2.{n + 1}", environment)
-            links.append(link_module.AgentLink(link_module.local_opener(home), address=f"127.9.2.{n + 1}"))
+            links.append(link_module.AgentLink(link_module.connect_local(home), address=f"127.9.2.{n + 1}"))
         try:
             first = await sync(links, found.manifest, "~/w", blobs)
             return first, await sync(links, found.manifest, "~/w", blobs)

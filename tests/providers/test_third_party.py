@@ -73,7 +73,17 @@ def test_launch_runs_a_job_on_it(site: Path, podway_home: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert "chips on one" in first.stdout
     second = podway(
-        site, "launch", "-y", "-c", "two", "--infra", "rack", "--tpus", "v4-16", "echo rank $SKYPILOT_NODE_RANK"
+        site,
+        "launch",
+        "-y",
+        "--raw",
+        "-c",
+        "two",
+        "--infra",
+        "rack",
+        "--tpus",
+        "v4-16",
+        "echo rank $SKYPILOT_NODE_RANK",
     )
     assert second.returncode == 0, second.stderr
     assert "rank 0" in second.stdout and "rank 1" in second.stdout

@@ -31,7 +31,7 @@ import msgspec
 from podway.decoding import from_json
 from podway.errors import UserError
 from podway.hosts.agent import wire
-from podway.hosts.link import Opener, Reader, Writer
+from podway.hosts.link import Connect, Reader, Writer
 from podway.order import Host, Order
 from podway.provider_table import ProviderRow, register
 from podway.providers import Observation, Offer, Provider, Request, Step
@@ -113,7 +113,7 @@ class EndpointsProvider:
         _, writer = await self.connect(host)()
         writer.close()
 
-    def connect(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Connect:
         """A stream to the endpoint's socket."""
 
         async def opener() -> tuple[Reader, Writer]:

@@ -1,7 +1,7 @@
 """`podway bench serve`: load on any server with OpenAI's API, and what it did under it.
 
 1. Prompts: synthetic (random tokens of given lengths), a ShareGPT file, or a file with a JSON object on each line.
-2. They are sent all at once, at a rate (gaps as of a Poisson process), or so that a number of them is always under way.
+2. They are sent all at once, at a rate (gaps as of a Poisson process), or with a fixed number of concurrent requests.
    The clock of a request starts when it is sent, so whatever time it waits in the server's queue is in its numbers.
 3. The report: first the twelve lines that the JetStream benchmark prints, line for line; then what they leave out.
 

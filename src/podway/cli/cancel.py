@@ -2,7 +2,7 @@
 
 import click
 
-from podway.cli.asking import proceed
+from podway.cli.confirmation import proceed
 from podway.cli.options import cluster_argument, yes_option
 from podway.cli.screen import Screen
 from podway.control.records import ACTIVE, ENDED

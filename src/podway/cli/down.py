@@ -4,8 +4,8 @@ import time
 
 import click
 
-from podway.cli.asking import proceed
 from podway.cli.choosing import chosen, for_each
+from podway.cli.confirmation import proceed
 from podway.cli.options import cluster_names_argument, every_option, yes_option
 from podway.cli.screen import Screen
 from podway.cli.status import orphans_page

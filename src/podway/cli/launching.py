@@ -10,12 +10,12 @@
 import click
 import msgspec
 
-from podway.cli.asking import proceed
 from podway.cli.choosing import until
+from podway.cli.confirmation import proceed
 from podway.cli.screen import LAST, MORE, Screen
 from podway.cli.sizing import warn_misfit
 from podway.cli.tables import table
-from podway.cli.watching import Story, follow, tell_end
+from podway.cli.watching import ProgressPrinter, follow, show_end
 from podway.control.records import ENDED
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
@@ -43,7 +43,7 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
     """Run the launch; the exit code."""
     client = Client()
     with Screen(err=interaction.json or interaction.dryrun) as screen:
-        tell_notes(task)
+        show_notes(task)
         request = LaunchRequest(task=task, options=options)
         preview = client.preview(request)
         if interaction.dryrun:
@@ -83,7 +83,7 @@ def submit(cluster: str, task: Task, interaction: Interaction) -> int:
     """Queue the task on a cluster that is up, and follow it to its end; the exit code."""
     client = Client()
     with Screen(err=interaction.json) as screen:
-        tell_notes(task)
+        show_notes(task)
         files = upload(client, screen, task, mounts=False)
         reply = client.exec(cluster, task, files=files)
         for note in reply.notes:
@@ -91,7 +91,7 @@ def submit(cluster: str, task: Task, interaction: Interaction) -> int:
         return _see_through(client, screen, reply, interaction)
 
 
-def tell_notes(task: Task) -> None:
+def show_notes(task: Task) -> None:
     """What the file says that has no effect."""
     for note in task.notes:
         click.echo(f"Note: {note}", err=True)
@@ -151,11 +151,11 @@ def _see_through(client: Client, screen: Screen, reply: LaunchReply, interaction
     elif interaction.detach:
         screen.step(f"Job submitted, ID: {reply.job}")
     else:
-        story = Story(screen, reply.cluster, reply.job, waiting_for_cluster=reply.created)
+        printer = ProgressPrinter(screen, reply.cluster, reply.job, waiting_for_cluster=reply.created)
         if not reply.created:
-            _tell_queue(client, screen, reply.cluster, reply.job)
-        end = follow(client, screen, reply.cluster, reply.job, story, raw=interaction.raw)
-        code = tell_end(screen, reply.job, end)
+            _show_queue(client, screen, reply.cluster, reply.job)
+        end = follow(client, screen, reply.cluster, reply.job, printer, raw=interaction.raw)
+        code = show_end(screen, reply.job, end)
     screen.line(useful_commands(reply.cluster, None if end.state in ENDED else reply.job))
     if interaction.json:
         document = {**msgspec.to_builtins(reply), "state": end.state or None, "reason": end.reason}
@@ -163,7 +163,7 @@ def _see_through(client: Client, screen: Screen, reply: LaunchReply, interaction
     return code
 
 
-def _tell_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
+def _show_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
     queue = [one for one in client.jobs(cluster, limit=100) if one.exclusive]
     waiting = [one for one in queue if one.number < job and one.state not in ENDED]
     if waiting and any(one.number == job for one in queue):  # a job that bypasses the queue waits for no other

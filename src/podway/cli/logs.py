@@ -8,7 +8,7 @@ import click
 
 from podway.cli.options import cluster_argument
 from podway.cli.screen import Screen
-from podway.cli.watching import NOT_FOUND, exit_code, follow, tell_end
+from podway.cli.watching import NOT_FOUND, exit_code, follow, show_end
 from podway.errors import UserError
 from podway.quantities import format_count
 from podway.server.client import Client, LogKeywords
@@ -71,7 +71,7 @@ def command(
         shown = LogKeywords(follow=keep, tail=tail, rank=rank, raw=raw, spread=spread, timestamps=timestamps)
         end = follow(client, screen, cluster, number, **shown)
         if keep:
-            ctx.exit(tell_end(screen, number, end))
+            ctx.exit(show_end(screen, number, end))
 
 
 def _save(client: Client, screen: Screen, cluster: str, number: int, into: Path) -> None:

@@ -51,7 +51,7 @@ def page(jobs: list[JobView], now: float) -> str:
             format_ago(job.submitted, now),
             format_ago(job.started, now),
             format_duration((job.ended or now) - job.started) if job.started else None,
-            job.resources if job.exclusive else "beside the queue",
+            job.resources if job.exclusive else "bypasses the queue",
             job.state if job.attempt == 1 else f"{job.state} (attempt {job.attempt})",
         )
         for job in reversed(jobs)

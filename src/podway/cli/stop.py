@@ -2,8 +2,8 @@
 
 import click
 
-from podway.cli.asking import proceed
 from podway.cli.choosing import chosen, for_each, raise_all
+from podway.cli.confirmation import proceed
 from podway.cli.options import cluster_names_argument, every_option, yes_option
 from podway.server.client import Client
 

@@ -21,7 +21,7 @@ def exit_code(state: str) -> int:
     return {"SUCCEEDED": SUCCEEDED, "CANCELLED": CANCELLED}.get(state, NOT_FINISHED)
 
 
-class Story:
+class ProgressPrinter:
     """What happens to a job before and around its log, a line for each step. `waiting_for_cluster`: it is new."""
 
     def __init__(self, screen: Screen, cluster: str, job: int, *, waiting_for_cluster: bool) -> None:
@@ -35,7 +35,7 @@ class Story:
         else:
             self._submitted()
 
-    def tell(self, frame: Frame) -> None:
+    def show(self, frame: Frame) -> None:
         """One event."""
         text, state = frame.text, frame.state
         if state == "UP":
@@ -70,18 +70,23 @@ class Story:
 
 
 def follow(
-    client: Client, screen: Screen, cluster: str, job: int, story: Story | None = None, **keywords: Unpack[LogKeywords]
+    client: Client,
+    screen: Screen,
+    cluster: str,
+    job: int,
+    printer: ProgressPrinter | None = None,
+    **keywords: Unpack[LogKeywords],
 ) -> Frame:
     """Show a job until it ends (or, with follow=False, until what is there is shown); the end."""
     try:
         for frame in client.watch(cluster, job, colour=screen.colour, **keywords):
             if frame.kind == "log":
-                if story:
-                    story.start()
+                if printer:
+                    printer.start()
                 screen.wait("")
                 screen.line(frame.text.removesuffix("\n"))
-            elif frame.kind == "event" and story:
-                story.tell(frame)
+            elif frame.kind == "event" and printer:
+                printer.show(frame)
             elif frame.kind == "end":
                 screen.wait("")
                 return frame
@@ -96,7 +101,7 @@ def going_on(cluster: str, job: int) -> str:
     return f"Job {job} keeps running. Follow it: podway logs {cluster} {job}   Cancel it: podway cancel {cluster} {job}"
 
 
-def tell_end(screen: Screen, job: int, end: Frame) -> int:
+def show_end(screen: Screen, job: int, end: Frame) -> int:
     """Show how a job ended; its exit code."""
     if not end.state:
         raise UserError(end.reason or "the outcome of the job is not known", "see: podway queue")

@@ -1,7 +1,7 @@
-"""Task -> the ways there are to get what it asks for: offers of the providers, as ranked candidates to try one after another.
+"""Task -> the offers for it: offers of the providers, as ranked candidates to try one after another.
 
 Each alternative of the task (`any_of`, `ordered`, several accelerators) asks its provider for offers; an offer is one zone. What
-the provider says cannot be had there, and what costs more than the task allows, is kept aside with the reason, so that a launch
+the provider says is not available there, and what costs more than the task allows, is kept aside with the reason, so that a launch
 that ends with nothing can say why each place was not tried.
 """
 

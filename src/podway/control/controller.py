@@ -4,7 +4,7 @@ A controller wakes when a verb wrote something, when an action ended, or when it
 provider what is there, and does the one thing `decide` answers. Actions are idempotent, so a server killed between an action
 and its write is harmless: the next one observes the result, or does it again.
 
-Hosts that cannot be had are tried for elsewhere, and hosts that were lost are made anew while a job waits for them; both go the
+Hosts that are not available are tried elsewhere, and lost hosts are recreated while a job waits for them; both go the
 same way: the row says `clearing`, what is there is deleted, and then the next place is taken (`provisioning.py` writes the rows).
 """
 
@@ -167,7 +167,7 @@ class Controller:
         self._last = (verb, times + 1 if verb == last else 0)
         return min(SLOWEST_S, 0.2 * self._last[1])
 
-    # hosts that cannot be had, or were lost
+    # hosts that are not available, or were lost
 
     async def _fail_over(self, jobs: list[Job], reason: str, seen: Observation) -> None:
         cluster, now = self.cluster, time.time()

@@ -1,7 +1,7 @@
-"""Where to try next when hosts cannot be had, or were lost. Pure.
+"""Where to try next when hosts are not available, or were lost. Pure.
 
 A cluster has *candidates*: one `Order` for each type, price model and zone that its task allows. They are ranked by what
-getting one is expected to cost: the price an hour, divided by the chance that it can be had, which is learnt from past tries
+getting one is expected to cost: the price an hour, divided by the chance that it is available, learnt from past attempts
 (`PlaceRecord`, which forgets with a half-life). A task that fixes an order of alternatives keeps it; ranking works inside each.
 
 `take` gives the next order to submit. Where capacity is waited for in a queue, one order waits in all zones of its kind at

@@ -2,7 +2,7 @@
 
 An *interruption* takes the hosts (preemption, a lost host, agents silent for long); an *error* is the job's own failure. A
 task's `recovery` says which of them it comes back from (SkyPilot's `job_recovery`, dstack's `retry`). After an interruption
-the cluster is made anew and the job begins again there with the same number; after an error it begins again on the hosts it
+the cluster is recreated and the job begins again there with the same number; after an error it begins again on the hosts it
 has. `duration_s` limits, as in dstack, how long one waits: since the interruption or error, or for a job that never ran, since
 it was submitted.
 """

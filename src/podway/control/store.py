@@ -178,7 +178,7 @@ class Store:
             if new == old:
                 return old
             try:
-                return self.save_cluster(new, owner=owner, events=_told(new, text))
+                return self.save_cluster(new, owner=owner, events=_change_event(new, text))
             except Stale:
                 seen = old.version
         raise Stale(f"cluster {cluster_id} keeps changing")
@@ -322,7 +322,7 @@ class Store:
             if new == old:
                 return old
             try:
-                return self.save_job(new, owner=owner, events=_told(new, text, detail))
+                return self.save_job(new, owner=owner, events=_change_event(new, text, detail))
             except Stale:
                 seen = old.version
         raise Stale(f"job {number} keeps changing")
@@ -402,8 +402,8 @@ def _job(row: sa.Row[tuple[object, ...]]) -> Job:
     return msgspec.structs.replace(from_json(row.body, Job), version=row.version)
 
 
-def _told(new: Cluster | Job, text: str, detail: dict[str, str] | None = None) -> tuple[Event, ...]:
-    """The event of a change, if it is told."""
+def _change_event(new: Cluster | Job, text: str, detail: dict[str, str] | None = None) -> tuple[Event, ...]:
+    """The event of a change, if it has a text."""
     if not text:
         return ()
     cluster_id, job = (new.cluster_id, new.number) if isinstance(new, Job) else (new.id, None)

@@ -1,6 +1,6 @@
 """Heads of HTTP/1.1 messages: which headers go on to the other side, and how a head is written. Pure.
 
-Bodies pass unchanged. A head is written anew, since what concerns one connection (RFC 9110, 7.6.1) must not travel further, and
+Bodies pass unchanged. A head is written again, since what concerns one connection (RFC 9110, 7.6.1) must not travel further, and
 since two readers of one head that disagree about its end are how requests are smuggled.
 """
 

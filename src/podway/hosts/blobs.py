@@ -21,7 +21,7 @@ GRACE_S = 3600.0
 
 
 class BlobStore:
-    """Blobs in the directory `root`, which is made if it is not there."""
+    """Blobs in the directory `root`, creating it if needed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

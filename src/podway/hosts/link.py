@@ -1,6 +1,6 @@
 """The control side's end of a connection to a host agent.
 
-Flow: 1. an *opener* makes a byte stream to the agent (a unix socket here; ssh elsewhere). 2. `AgentLink.call` sends one
+Flow: 1. a `Connect` function opens a byte stream to the agent (a unix socket here; ssh elsewhere). 2. `AgentLink.call` sends one
 request and reads its reply (the format: agent/wire.py). 3. Connections are pooled, so that a long poll blocks no other
 call and a quick call costs no connect. 4. A pooled connection may have died unseen; since every operation of the agent
 is idempotent, the call is then made once more on a fresh one. What still fails is a `ProviderError(transient=True)`.
@@ -43,7 +43,7 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-Opener = Callable[[], Awaitable[tuple[Reader, Writer]]]
+Connect = Callable[[], Awaitable[tuple[Reader, Writer]]]
 
 
 class AgentReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +108,8 @@ class _Connection:
 class AgentLink:
     """Calls to one host's agent, over as many connections as there are calls at once."""
 
-    def __init__(self, opener: Opener, *, address: str = "") -> None:
-        self._opener = opener
+    def __init__(self, connect: Connect, *, address: str = "") -> None:
+        self._connect = connect
         self._idle: list[_Connection] = []
         self.address = address
 
@@ -141,7 +141,7 @@ class AgentLink:
                 self.close()  # its idle sisters are as old as it was
                 if not retry:
                     raise
-        return await self._on(_Connection(*await self._opener()), line, body)
+        return await self._on(_Connection(*await self._connect()), line, body)
 
     async def _on(self, connection: _Connection, line: bytes, body: bytes) -> AgentReply:
         kept = False
@@ -161,10 +161,10 @@ class AgentLink:
             self._idle.pop().close()
 
 
-def local_opener(home: Path) -> Opener:
-    """An opener to the agent whose home is the directory `home` of this machine."""
+def connect_local(home: Path) -> Connect:
+    """How to connect to the agent whose home is the directory `home` of this machine."""
 
-    async def opener() -> tuple[Reader, Writer]:
+    async def connect() -> tuple[Reader, Writer]:
         # A socket's path may have 108 bytes at most (unix(7)); through the directory's descriptor any home will do.
         directory = os.open(home / wire.STATE, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -172,7 +172,7 @@ def local_opener(home: Path) -> Opener:
         finally:
             os.close(directory)
 
-    return opener
+    return connect
 
 
 async def start_local_agent(bundle_path: Path, home: Path, address: str, env: Mapping[str, str]) -> int:
@@ -181,7 +181,7 @@ async def start_local_agent(bundle_path: Path, home: Path, address: str, env: Ma
     An agent of another version is replaced; its jobs go on. `env` is the whole environment of the agent and should hold
     PODWAY_HOST_ID, the mark `kill_local_host` looks for.
     """
-    link = AgentLink(local_opener(home))
+    link = AgentLink(connect_local(home))
     until = time.monotonic() + START_TIMEOUT_S
     try:
         while True:

@@ -229,7 +229,7 @@ class _Sync:
         damaged = [digest for digest in digests if not self._blobs.verify(digest)]
         if damaged:
             what = f"{len(damaged)} of the files the server had kept were damaged, and are removed"
-            raise UserError(what, "run the command again: it uploads them anew", status=409)
+            raise UserError(what, "run the command again: it uploads them again", status=409)
 
     async def _spread(self, complete: list[int], waiting: deque[int]) -> None:
         """Hosts that have all serve those that wait, and these serve others."""

@@ -46,8 +46,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     act_embed: tuple[str, ...] = ()
 
     def of(self, axis: str | None) -> tuple[str, ...]:
-        wished: tuple[str, ...] = getattr(self, axis) if axis else ()
-        return wished
+        wanted: tuple[str, ...] = getattr(self, axis) if axis else ()
+        return wanted
 
 
 # Training. Weights are split over fsdp along d_model and over tensor along what each chip can own (heads, MLP columns,
@@ -140,22 +140,22 @@ def parse_mesh(text: str, *, chips: int | None = None, tile: tuple[int, ...] | N
 
 
 def spec_for(axes: Axes, rules: Rules) -> Spec:
-    """The mesh axes that the rules wish for each dimension; a mesh axis goes to the first dimension that asks for it."""
+    """The mesh axes that the rules want for each dimension; a mesh axis goes to the first dimension that asks for it."""
     taken: set[str] = set()
     spec: list[str | tuple[str, ...] | None] = []
     for axis in axes:
-        wished = tuple(m for m in rules.of(axis) if m not in taken)
-        taken.update(wished)
-        spec.append(wished if len(wished) > 1 else wished[0] if wished else None)
+        wanted = tuple(m for m in rules.of(axis) if m not in taken)
+        taken.update(wanted)
+        spec.append(wanted if len(wanted) > 1 else wanted[0] if wanted else None)
     return tuple(spec)
 
 
 def spec_on(axes: Axes, dims: tuple[int, ...], mesh: MeshShape, rules: Rules) -> Spec:
     """As `spec_for`, for an array of these dimensions on this mesh: mesh axes that do not divide are left out."""
     spec: list[str | tuple[str, ...] | None] = []
-    for dim, wish in zip(dims, spec_for(axes, rules), strict=True):
+    for dim, want in zip(dims, spec_for(axes, rules), strict=True):
         kept: tuple[str, ...] = ()
-        for axis in _each(wish):
+        for axis in _each(want):
             if dim % prod(mesh.size(a) for a in (*kept, axis)) == 0:
                 kept = (*kept, axis)
         spec.append(kept if len(kept) > 1 else kept[0] if kept else None)
@@ -187,10 +187,10 @@ def kept_whole(shape: ModelShape, mesh: MeshShape, rules: Rules) -> tuple[str, .
     """One line for each parameter that a mesh axis should have split and does not divide."""
     lines = []
     for param in params(shape):
-        wishes = spec_for(param.axes, rules)
+        wanted = spec_for(param.axes, rules)
         fits = spec_on(param.axes, param.dims, mesh, rules)
-        for axis, dim, wish, fit in zip(param.axes, param.dims, wishes, fits, strict=True):
-            lost = [a for a in _each(wish) if a not in _each(fit) and mesh.size(a) > 1]
+        for axis, dim, want, fit in zip(param.axes, param.dims, wanted, fits, strict=True):
+            lost = [a for a in _each(want) if a not in _each(fit) and mesh.size(a) > 1]
             lines += [f"{param.name}: {axis} {dim} does not divide over {a}={mesh.size(a)}, kept whole" for a in lost]
     return tuple(lines)
 

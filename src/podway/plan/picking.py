@@ -95,7 +95,7 @@ def _hourly(slice: Slice, spot: bool) -> tuple[float, int]:
 
 def nothing_serves(model: str, rejected: Sequence[tuple[str, str]]) -> UserError:
     """The error of a search for serving that found nothing."""
-    name, reason = rejected[-1] if rejected else ("", "there is no slice to plan for")
+    name, reason = rejected[-1] if rejected else ("", "no slice to plan for")
     where = f"{name}: {reason}" if name else reason
     return UserError(
         f"none of {len(rejected)} slices can serve {model}: {where}",

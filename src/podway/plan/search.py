@@ -123,7 +123,7 @@ def plan_train(shape: ModelShape, options: PlanOptions, candidates: Sequence[Sli
 def nothing_fits(shape: ModelShape, options: PlanOptions, search: Search) -> UserError:
     """The error of an empty search: the reason of what came closest."""
     if not search.rejected:
-        return UserError("there is no slice to plan for", "name one with --tpu; `podway tpus` lists them")
+        return UserError("no slice to plan for", "name one with --tpu; `podway tpus` lists them")
     near = min(search.rejected, key=lambda one: one.excess)
     size = f"a model of {count(shape) / 1e9:.1f} B parameters"
     what = f"{size} does not fit on {near.where}: {near.reason}"

@@ -20,7 +20,7 @@ import msgspec
 from podway.decoding import from_plain
 from podway.errors import UserError
 from podway.extras import explain
-from podway.hosts.link import Opener
+from podway.hosts.link import Connect
 from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.provider_table import ProviderRow, find_row, load, provider_rows, row_of, simulated_names, unknown_provider
@@ -153,7 +153,7 @@ class Provider(Protocol):
     async def ensure_agent(self, host: Host) -> None:
         """Make sure the host's agent runs, starting it if it does not."""
 
-    def connect(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Connect:
         """Opens streams to the host's agent."""
 
 

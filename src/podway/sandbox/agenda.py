@@ -20,7 +20,7 @@ class Agenda:
         self._count = itertools.count()
 
     def after(self, now: float, seconds: float, action: Action) -> float:
-        """Do `action` when so many seconds of the cloud's time have passed; when that is."""
+        """Do `action` after this many seconds of the cloud's time; when that is."""
         due = now + seconds / self.speed
         self.at(due, action)
         return due

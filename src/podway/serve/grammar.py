@@ -96,7 +96,7 @@ class Grammars:
             ) from None
 
     def compile(self, grammar: Grammar) -> "LLMatcher":
-        """The matcher at its start, from the last few that were compiled or anew. Never moved on: `start` copies it."""
+        """The matcher at its start, from the last few that were compiled or again. Never moved on: `start` copies it."""
         key = hashlib.blake2b(f"{grammar.kind}\0{grammar.source}".encode(), digest_size=16).digest()
         with self._lock:
             if (found := self._kept.get(key)) is not None:

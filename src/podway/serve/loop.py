@@ -2,7 +2,7 @@
 
     take what was asked -> plan a step -> begin it -> read the step before it -> give out its tokens
 
-One step is always under way while the next one is planned, so the device does not wait for Python. Launching a step has a
+One step is always running while the next one is planned, so the device does not wait for Python. Launching a step has a
 thread of its own: with a loop or a condition in the program, jax on NVIDIA comes back only when the step is nearly done
 (measured on an H200), and the results of the step before must not wait for that. The loop sleeps only when nothing runs.
 What it gives out goes through `Listener.on_update`, which must be quick: the server hands it to its event loop.

@@ -112,9 +112,9 @@ class Attachment:
         """The first host's trouble, with what it takes to end it."""
         for link, answer in zip(self._links, answers, strict=True):
             if isinstance(answer, _Failed):
-                deed = "list" if mount.source.mode != "COPY" else "read"
+                action = "list" if mount.source.mode != "COPY" else "read"
                 if permissions.is_refusal(answer.output):
-                    raise permissions.refused(answer.output, deed, mount.address)
+                    raise permissions.refused(answer.output, action, mount.address)
                 why = told(answer.output)
                 raise UserError(
                     f"{mount.address} could not be brought to {mount.target} on {link.address}: {why}",

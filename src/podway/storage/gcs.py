@@ -226,12 +226,12 @@ def _each(work: Callable[[Item], T], items: Sequence[Item]) -> list[T]:
 
 
 @contextlib.contextmanager
-def _plainly(address: Address, deed: str) -> Iterator[None]:
+def _plainly(address: Address, action: str) -> Iterator[None]:
     """What the client raises, as a person can act on it."""
     try:
         yield
     except (api.Forbidden, api.Unauthorized) as error:
-        raise refused(str(error), deed, address) from None
+        raise refused(str(error), action, address) from None
     except api.NotFound:
         raise UserError(
             f"gs://{address.bucket} does not exist (or it is hidden from you)",

@@ -1,6 +1,6 @@
 """From what Google's storage says when it refuses to what a person has to be given. Pure.
 
-A refusal names the permission most of the time, in one of several wordings; where it does not, the deed that was refused tells which
+A refusal names the permission most of the time, in one of several wordings; where it does not, the action that was refused tells which
 one it takes. Each permission is given by a role, and the hint is the command that gives it.
 """
 
@@ -9,7 +9,7 @@ import re
 from podway.errors import UserError
 from podway.storage.address import Address
 
-# What each deed takes: cloud.google.com/storage/docs/access-control/iam-json
+# What each action takes: cloud.google.com/storage/docs/access-control/iam-json
 NEEDS = {
     "list": "storage.objects.list",
     "read": "storage.objects.get",
@@ -33,15 +33,15 @@ _MEMBER = re.compile(r"[\w.+-]+@[\w.-]+\.[a-z]{2,}")
 _LOGIN = "log in where the Podway server runs: gcloud auth application-default login"
 
 
-def refused(said: str, deed: str, address: Address, *, who: str = "") -> UserError:
+def refused(said: str, action: str, address: Address, *, who: str = "") -> UserError:
     """`said` is the refusal; `who` asked, where that is known better than the refusal tells."""
     anonymous = "anonymous caller" in said.lower()
     named = _MEMBER.search(said)
     member = "" if anonymous else (named[0] if named else "")
     caller = who or member or ("nobody is logged in, and the public" if anonymous else "the account in use")
     found = _PERMISSION.search(said)
-    permission = found[0] if found else NEEDS[deed]
-    what = f"{address}: {caller} may not {deed} it: the permission {permission} is missing"
+    permission = found[0] if found else NEEDS[action]
+    what = f"{address}: {caller} may not {action} it: the permission {permission} is missing"
     if anonymous:
         return UserError(what, _LOGIN, status=403)
     return UserError(what, grant(permission, address, member), status=403)

@@ -25,7 +25,7 @@ class Feed(Protocol):
         ...
 
     def epoch(self, rows: int) -> float:
-        """How often the rows were seen after so many of them."""
+        """How often the rows were seen after this many of them."""
         ...
 
     def describe(self) -> str:

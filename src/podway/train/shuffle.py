@@ -84,10 +84,10 @@ class Mixture:
         return source, period * int(self._counts[source]) + int(self._rank[place])
 
 
-def _apportion(weights: Sequence[float], seats: int) -> Ints:
+def _apportion(weights: Sequence[float], total: int) -> Ints:
     """Whole numbers in proportion to weights, by largest remainder; a source with any weight has one at least."""
-    shares = np.asarray(weights, float) / sum(weights) * seats
+    shares = np.asarray(weights, float) / sum(weights) * total
     counts = np.maximum(np.floor(shares).astype(np.int64), 1)
     order = np.argsort(counts - shares, kind="stable")
-    counts[order[: max(0, seats - int(counts.sum()))]] += 1
+    counts[order[: max(0, total - int(counts.sum()))]] += 1
     return counts

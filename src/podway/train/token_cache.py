@@ -96,10 +96,10 @@ class TokenCache:
                 f"cannot read {place}: {error.strerror}", "check its permissions, or set data.cache to another folder"
             ) from None
         with _user_errors(self.place):
-            doomed = tempfile.mkdtemp(dir=self.place, prefix="damaged-")
+            to_delete = tempfile.mkdtemp(dir=self.place, prefix="damaged-")
             with suppress(FileNotFoundError):  # another host removed it first
-                place.rename(Path(doomed) / "shard")
-            shutil.rmtree(doomed, ignore_errors=True)
+                place.rename(Path(to_delete) / "shard")
+            shutil.rmtree(to_delete, ignore_errors=True)
         return None
 
     def write(self, key: str, documents: Iterable[Document], *, width: int, answers: bool) -> TokenShard:

@@ -107,7 +107,7 @@ class Jobs:
         return dict(self._describe(this), existing=existing), b""
 
     def status(self, request: Fields) -> Answer:
-        """How a phase stands; with `wait`, once it has ended or so many seconds later."""
+        """How a phase stands; with `wait`, once it has ended or after that many seconds."""
         this = Phase(self._state, request.get("job", ""), request.get("phase", ""))
         until = _wait_until(request)
         while True:

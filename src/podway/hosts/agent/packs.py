@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
 
-    Opener = Callable[[str], BinaryIO]
+    OpenBlob = Callable[[str], BinaryIO]
 
 FRAME = struct.Struct(">32sQ")
 CHUNK = 1 << 20
@@ -201,11 +201,11 @@ def put_piece(folder: str, digest: str, writer: str, offset: int, total: int, bo
 
 
 class PackStream:
-    """The pack of `(digest, length)` pairs as a readable stream of `size` bytes; contents come from `opener`."""
+    """The pack of `(digest, length)` pairs as a readable stream of `size` bytes; contents come from `open_blob`."""
 
-    def __init__(self, blobs: Iterable[tuple[str, int]], opener: Opener) -> None:
+    def __init__(self, blobs: Iterable[tuple[str, int]], open_blob: OpenBlob) -> None:
         self._blobs = list(blobs)
-        self._chunks = self._frames(opener)
+        self._chunks = self._frames(open_blob)
         self._rest = memoryview(b"")
         self.size = sum(FRAME.size + length for _, length in self._blobs)
 
@@ -220,10 +220,10 @@ class PackStream:
     def __iter__(self) -> Iterator[bytes]:
         return self._chunks
 
-    def _frames(self, opener: Opener) -> Iterator[bytes]:
+    def _frames(self, open_blob: OpenBlob) -> Iterator[bytes]:
         for digest, length in self._blobs:
             head = FRAME.pack(bytes.fromhex(digest), length)
-            with opener(digest) as file:
+            with open_blob(digest) as file:
                 data = file.read(min(length, CHUNK))
                 yield head + data  # small files are most files: one write each
                 left = length - len(data)

@@ -80,7 +80,7 @@ class AppliedRecord:
 
 
 class SyncState:
-    """The folders of one host's state directory, and what is in them. Made anew for each request."""
+    """The folders of one host's state directory, and what is in them. Created for each request."""
 
     def __init__(self, state_dir: str) -> None:
         self.state_dir = os.path.abspath(state_dir)

@@ -44,7 +44,7 @@ class LineSource:
         self._open = b""  # bytes of the line that has not ended, since the last `\r` of a bar
         self._update = b""  # the latest state of that bar that showed anything
         self._bar_since = -1  # ns: when the bar began or was last given out; -1: there is no bar
-        self._told = False  # the open line's latest state has been given out already
+        self._announced = False  # the open line's latest state has been given out already
         self._cut = False  # pieces of the open line have been given out already
         self._ends: list[int] = []
         self._times: list[int] = []
@@ -82,7 +82,7 @@ class LineSource:
         line = self._line(self.offset, text)
         self._open = self._update = b""
         self._bar_since = self.time
-        self._told = True
+        self._announced = True
         return [line]
 
     def _take_times(self, times: Sequence[Sequence[int]]) -> None:
@@ -132,11 +132,11 @@ class LineSource:
         rest, _ = self._pieces(rest, start, lines)
         text = self._update if self._update and is_blank(rest) else rest
         # The newline behind a state that has been given out, or behind a piece, ends that line and is none itself.
-        if not ((self._told or self._cut) and is_blank(text)):
+        if not ((self._announced or self._cut) and is_blank(text)):
             lines.append(self._line(end, text))
         self._update = b""
         self._bar_since = -1
-        self._told = self._cut = False
+        self._announced = self._cut = False
 
     def _redraw(self, part: bytes, start: int, lines: list[Line]) -> tuple[bytes, int]:
         """Follow the states of a bar; answer the last, which no `\\r` has ended yet, and where it begins."""
@@ -153,12 +153,12 @@ class LineSource:
                 self._bar_since = time
             if not is_blank(kept):
                 self._update = kept
-                self._told = False
+                self._announced = False
             if self._update and time - self._bar_since >= BAR_NS:
                 lines.append(self._line(end, self._update))
                 self._update = b""
                 self._bar_since = time
-                self._told = True
+                self._announced = True
             start = end
         return rest, start
 

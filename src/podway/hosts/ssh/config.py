@@ -1,7 +1,7 @@
 """`ssh NAME` and `ssh NAME-worker3`: a file for OpenSSH's own client, and the one line that makes it read it.
 
-The file lists every host of every ssh cluster, head first under the bare name, and is written anew whenever a cluster comes or
-goes. Host keys are those Podway pinned, so that a person's ssh asks nothing and refuses what Podway refuses.
+The file lists every host of every ssh cluster, head first under the bare name, and is rewritten whenever a cluster is created or
+deleted. Host keys are those Podway pinned, so that a person's ssh asks nothing and refuses what Podway refuses.
 """
 
 import shlex

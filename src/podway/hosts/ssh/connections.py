@@ -5,7 +5,7 @@
    new one.
 2. The host key is pinned when a machine is first seen, in a known_hosts file that `ssh` itself can read. A key that is not
    the pinned one is refused.
-3. `opener` gives `AgentLink` its streams: to the agent's socket on the machine, or, where sshd forwards no sockets, through
+3. `connect` gives `AgentLink` its streams: to the agent's socket on the machine, or, where sshd forwards no sockets, through
    the agent's own relay. `run` is one command with input and output.
 
 What a person has to put right (key, name, pinned host key) is a `UserError`; what may pass is a transient `ProviderError`.
@@ -28,7 +28,7 @@ from asyncssh.public_key import get_default_public_key_algs
 
 from podway.errors import ProviderError, UserError
 from podway.hosts.agent import wire
-from podway.hosts.link import READ_SIZE, Opener, Reader, Writer
+from podway.hosts.link import READ_SIZE, Connect, Reader, Writer
 from podway.hosts.ssh.endpoint import Endpoint
 
 CONNECT_S = 10.0
@@ -197,7 +197,7 @@ class SshConnections:
             was, now = pinned[0].get_fingerprint(), refused.get_fingerprint()
             return UserError(
                 f"the host key of {endpoint} has changed: {was} was pinned, and now it shows {now}",
-                f"if the machine was set up anew, remove line {pinned[1]} of {self.pins.path}; if not, do not trust it",
+                f"if the machine was reinstalled, remove line {pinned[1]} of {self.pins.path}; if not, do not trust it",
             )
         if isinstance(error, asyncssh.PermissionDenied):
             who = f"{endpoint.user}@{endpoint}" if endpoint.user else str(endpoint)
@@ -238,10 +238,10 @@ class SshConnections:
         assert key is not None  # a connection that is open has shown one
         return base64.b64decode(key.get_fingerprint().removeprefix("SHA256:") + "=").hex()
 
-    def opener(self, endpoint: Endpoint, socket_path: str, relay: str) -> Opener:
+    def connect(self, endpoint: Endpoint, socket_path: str, relay: str) -> Connect:
         """Streams to the agent whose socket is at `socket_path` there; `relay` is the command that leads to it too."""
 
-        async def opener() -> tuple[Reader, Writer]:
+        async def connect() -> tuple[Reader, Writer]:
             slot = self._slot(endpoint)
             try:
                 connection = await self.connection(endpoint)
@@ -261,7 +261,7 @@ class SshConnections:
                 # In the middle of a job it may pass (a home being mounted, a key being rolled over); the job lives on.
                 raise ProviderError(error.what) from None
 
-        return opener
+        return connect
 
 
 async def _greet(reader: "_SshReader", writer: "_SshWriter") -> None:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from podway.errors import UserError
+from podway.extras import require
 from podway.providers.gcp.settings import LOG_IN, Settings, read_settings
 
 _DMI = Path(
@@ -26,6 +27,7 @@ def is_configured(root: Path) -> bool:
 
 def check_configured(root: Path) -> None:
     """A UserError that says what is missing, or what is wrong with the settings."""
+    require("gcp", "provider gcp")
     settings = read_settings(root)
     if not settings.endpoint:
         file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")

@@ -13,7 +13,7 @@ import asyncssh
 import msgspec
 
 from podway.errors import ProviderError
-from podway.hosts.link import Opener
+from podway.hosts.link import Connect
 from podway.hosts.ssh.connections import SshConnections
 from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host
@@ -72,10 +72,10 @@ class Hosts:
         return tuple(answer for answer in answers if isinstance(answer, Host))
 
     async def ensure_agent(self, host: Host) -> None:
-        """Have the agent answer: it may have been killed, or the machine started anew."""
+        """Have the agent answer: it may have been killed, or the machine restarted."""
         await self._work.ensure_agent(self.connect(host), lambda: self._start(host))
 
-    def connect(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Connect:
         """Streams to the agent's socket."""
         return self._work.connect(self._machine(host), host.home)
 
@@ -108,7 +108,7 @@ class Hosts:
     async def _start(self, host: Host, disk_gb: int = 0) -> Host:
         """Have its agent run; the host, with the home it really has. Done again, it changes nothing."""
         machine = self._machine(host)
-        if host.home == DATA_HOME:  # a machine that was started anew has not mounted it
+        if host.home == DATA_HOME:  # a machine that was restarted has not mounted it
             await self._mount(machine.endpoint, disk_gb)
         cluster = host.id.partition("/")[2].rpartition("-")[0]
         lease = {"owner": self._account.owner, "cluster": cluster, "who": who_am_i()}

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from podway.errors import ProviderError, UserError
-from podway.hosts.link import Opener
+from podway.hosts.link import Connect
 from podway.hosts.ssh.config import config_text, include, write_config
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, SelfTeardown, Shell, Step
@@ -47,7 +47,7 @@ from podway.providers.gcp.state import WAITING, ClusterRecord, State, condition_
 from podway.providers.ssh.machine import Unable
 from podway.task.task import Resources
 
-PACE_S = 1.0  # between two looks at one cluster, whoever asks how often
+PACE_S = 1.0  # between two looks at one cluster, however often a caller asks
 SLOWEST_S = 15.0  # between two looks at a queue
 BOOT_S = 300.0  # a node that is ready may be this long without an ssh that lets us in
 GONE_S = 60.0  # after this time, what should be there and is not seen is not there
@@ -204,7 +204,7 @@ class GcpProvider:
         """Have the agent answer."""
         await self.hosts.ensure_agent(host)
 
-    def connect(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Connect:
         """Streams to the agent's socket over the host's one connection."""
         return self.hosts.connect(host)
 

@@ -1,4 +1,4 @@
-"""What this Podway began on Google Cloud: a file for each cluster, PODWAY_HOME/gcp/clusters/NAME.json, written before the deed.
+"""What this Podway began on Google Cloud: a file for each cluster, PODWAY_HOME/gcp/clusters/NAME.json, written before acting.
 
 It says what the cloud does not: which zones were asked and what they answered, and whether the agents are up. Without it (another
 server took over) the cluster is found by its mark in the whole project, and the file is made again.

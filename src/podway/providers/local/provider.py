@@ -28,7 +28,7 @@ from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.files import write_atomically
 from podway.hosts.bundle import bundle
-from podway.hosts.link import AgentLink, Opener, kill_local_host, local_opener, start_local_agent
+from podway.hosts.link import AgentLink, Connect, connect_local, kill_local_host, start_local_agent
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
 from podway.providers.local.environment import host_environment
@@ -196,9 +196,9 @@ class LocalProvider:
         finally:
             link.close()
 
-    def connect(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Connect:
         """The agent's Unix socket."""
-        return local_opener(Path(host.home))
+        return connect_local(Path(host.home))
 
     def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """A shell on this machine that sees what a job on that host sees."""

@@ -23,7 +23,7 @@ import msgspec
 from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.hosts.bundle import bundle
-from podway.hosts.link import AgentLink, Opener
+from podway.hosts.link import AgentLink, Connect
 from podway.hosts.ssh import remote
 from podway.hosts.ssh.connections import SshConnections
 from podway.hosts.ssh.endpoint import Endpoint
@@ -95,7 +95,7 @@ class MachineWork:
             has_agent=reply.agent,
         )
 
-    async def start(self, machine: Machine, host: Host, claimed: Claimed, opener: Opener) -> None:
+    async def start(self, machine: Machine, host: Host, claimed: Claimed, connect: Connect) -> None:
         """Have this version's agent run there; an older one gives way, and its jobs go on."""
         fields = {
             "lease_path": await self._lease_path(machine.endpoint),
@@ -105,7 +105,7 @@ class MachineWork:
             "address": host.address,
         }
         body = b"" if claimed.has_agent else packed_agent()
-        link = AgentLink(opener)
+        link = AgentLink(connect)
         until = time.monotonic() + REPLACE_S
         try:
             while True:
@@ -119,10 +119,10 @@ class MachineWork:
         finally:
             link.close()
 
-    async def ensure_agent(self, opener: Opener, start: Callable[[], Awaitable[object]]) -> None:
-        """Have an agent answer at the other end of `opener`, by `start` where none does."""
+    async def ensure_agent(self, connect: Connect, start: Callable[[], Awaitable[object]]) -> None:
+        """Have an agent answer at the other end of `connect`, by `start` where none does."""
         try:
-            link = AgentLink(opener)
+            link = AgentLink(connect)
             try:
                 await link.call("hello", timeout=5.0)
             except ProviderError:
@@ -132,11 +132,11 @@ class MachineWork:
         except UserError as error:
             raise ProviderError(error.what) from None  # in the middle of a job it may pass, and the job lives on
 
-    def connect(self, machine: Machine, home: str) -> Opener:
+    def connect(self, machine: Machine, home: str) -> Connect:
         """Streams to the agent of that home, over the machine's one connection."""
         agent = remote.agent_path(home, self.digest)
         relay = shlex.join(["python3", "-S", "-E", agent, "call", "--home", home])
-        return self._connections.opener(machine.endpoint, remote.socket_path(home), relay)
+        return self._connections.connect(machine.endpoint, remote.socket_path(home), relay)
 
     def shell(self, machine: Machine, home: str, env: dict[str, str]) -> Shell:
         """By the person's own ssh, with the pinned keys, into an environment as a job has it."""

@@ -8,7 +8,7 @@ On this machine a cluster is a directory, PODWAY_HOME/ssh/clusters/NAME:
     placed.json      the machines that were claimed, in rank order
     ready            all agents answered once; written last
 
-On a machine there is a lease (hosts/ssh/remote.py): one cluster at a time has it, whoever asks, so that two people never use the same
+On a machine there is a lease (hosts/ssh/remote.py): one cluster at a time has it, so that two people never use the same
 chips unnoticed. The agent's home is the login's own home (or the pool's `home`), so `~` in a task is what a person expects there.
 `submit` takes the first slices whose machines are all free, all at once: a machine that is taken costs a look at the next slice.
 A machine that cannot be reached for a while is still ours: its jobs go on, and so does the cluster.
@@ -28,7 +28,7 @@ from podway.catalog.slices import find_slice
 from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.files import write_atomically
-from podway.hosts.link import Opener
+from podway.hosts.link import Connect
 from podway.hosts.ssh.config import config_text, include, write_config
 from podway.hosts.ssh.connections import SshConnections
 from podway.hosts.ssh.endpoint import Endpoint
@@ -217,10 +217,10 @@ class SshProvider:
         )
 
     async def ensure_agent(self, host: Host) -> None:
-        """Have the agent answer: it may have been killed, or the machine started anew."""
+        """Have the agent answer: it may have been killed, or the machine restarted."""
         await self.work.ensure_agent(self.connect(host), lambda: self._start_agent(host))
 
-    def connect(self, host: Host) -> Opener:
+    def connect(self, host: Host) -> Connect:
         """Streams to the agent's socket over the machine's one connection."""
         return self.work.connect(self._machine(host), host.home)
 
@@ -278,7 +278,7 @@ class SshProvider:
         raise wrong[0]
 
     async def _start_agent(self, host: Host, claimed: Claimed | None = None) -> None:
-        """Start it; claim first unless that was just done: a machine may have been started anew, and its lease gone."""
+        """Start it; claim first unless that was just done: a machine may have restarted, and its lease gone."""
         cluster = _cluster_of(host)
         machine = self._machine(host)
         try:

@@ -23,7 +23,7 @@ ROOT = "/computeMetadata/v1"
 
 
 class Metadata:
-    """The ASGI application of one machine; `tree` is asked anew for each request."""
+    """The ASGI application of one machine; `tree` is called for each request."""
 
     def __init__(self, tree: Callable[[], JsonObject]) -> None:
         self._tree = tree

@@ -11,7 +11,7 @@ from podway.catalog.slices import find_slice
 from podway.errors import ProviderError
 from podway.files import write_atomically
 from podway.hosts.bundle import bundle
-from podway.hosts.link import Opener, kill_local_host, local_opener, start_local_agent
+from podway.hosts.link import Connect, connect_local, kill_local_host, start_local_agent
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, Request, Step
 from podway.task.task import Resources
@@ -67,8 +67,8 @@ class ShelfProvider:
         bundle().write(agent)
         await start_local_agent(agent, home, host.address, {"PATH": os.defpath, "PODWAY_HOST_ID": host.id})
 
-    def connect(self, host: Host) -> Opener:
-        return local_opener(Path(host.home))
+    def connect(self, host: Host) -> Connect:
+        return connect_local(Path(host.home))
 
     def _hosts(self, name: str) -> tuple[Host, ...]:
         path = self.root / name / "hosts.json"
