@@ -82,6 +82,7 @@ def train_memory(
     *,
     usable: int | None = None,
     host_limit: float = float("inf"),
+    logits_heap: float = 1.0,
 ) -> Memory:
     """What one device holds at the peak of a step; `usable` is its HBM where the limit is set below it."""
     tokens = training.tokens_per_device(mesh)
@@ -95,7 +96,7 @@ def train_memory(
         saved=tokens * saved_bytes_per_token(shape, mesh, training.held)
         + _kept_weights(shape, mesh, training)
         + 2 * outside / shape.layers,
-        logits=_logits(shape, mesh, training, tokens, usable or limit),
+        logits=logits_heap * _logits(shape, mesh, training, tokens, usable or limit),
         temp=_temp(shape, mesh, training, tokens),
         limit=limit,
         early=_early(gradients, training),

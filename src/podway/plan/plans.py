@@ -102,7 +102,9 @@ def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Trainin
         slice=slice,
         mesh=mesh,
         training=training,
-        memory=train_memory(shape, mesh, training, device.hbm_limit, host_limit=device.host_bytes),
+        memory=train_memory(
+            shape, mesh, training, device.hbm_limit, host_limit=device.host_bytes, logits_heap=device.logits_heap
+        ),
         time=step_time(shape, mesh, training, device, placement),
         model_flops=flops * training.tokens,
         dollars_per_hour=None if hourly is None else hourly * mesh.slices,

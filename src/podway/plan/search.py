@@ -289,7 +289,15 @@ def _with_mesh(
     limit = int(device.hbm_limit * (1.0 if options.mesh and options.microbatches else ROOM))
     plans: list[TrainPlan] = []
     closest: tuple[float, str] = (float("inf"), "")
-    memory_of = partial(train_memory, shape, mesh, limit=limit, usable=device.hbm_limit, host_limit=device.host_bytes)
+    memory_of = partial(
+        train_memory,
+        shape,
+        mesh,
+        limit=limit,
+        usable=device.hbm_limit,
+        host_limit=device.host_bytes,
+        logits_heap=device.logits_heap,
+    )
     for choices in _policies(options, base, thorough=thorough):
         if any(plan.training.microbatches == 1 and "qkv" in plan.training.saved for plan in plans):
             break  # what is cheap to keep is kept in HBM already
