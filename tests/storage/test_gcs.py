@@ -110,7 +110,7 @@ def test_a_bucket_that_is_not_there_is_said(buckets: Buckets, blobs: BlobStore) 
 
 
 @pytest.mark.parametrize(
-    ("method", "deed", "permission"),
+    ("method", "action", "permission"),
     [
         ("objects.list", "download", "storage.objects.list"),
         ("objects.get", "download", "storage.objects.get"),
@@ -120,11 +120,11 @@ def test_a_bucket_that_is_not_there_is_said(buckets: Buckets, blobs: BlobStore) 
     ],
 )
 def test_each_missing_permission_is_named(
-    storage: Running, buckets: Buckets, blobs: BlobStore, tmp_path: Path, method: str, deed: str, permission: str
+    storage: Running, buckets: Buckets, blobs: BlobStore, tmp_path: Path, method: str, action: str, permission: str
 ) -> None:
     address = fresh()
     manifest = tree(tmp_path / "source", {"a": b"1"}, blobs)
-    if deed != "ensure":
+    if action != "ensure":
         buckets.ensure(address)
         buckets.upload(address, manifest, blobs)
         manifest = tree(tmp_path / "source", {"b": b"2"}, blobs)
@@ -135,9 +135,9 @@ def test_each_missing_permission_is_named(
          "message": f"ada@example.com does not have {permission} access to the Google Cloud Storage bucket."},
     )  # fmt: skip
     with pytest.raises(UserError, match=f"the permission {permission} is missing") as caught:
-        if deed == "download":
+        if action == "download":
             buckets.download(address, BlobStore(tmp_path / "other"))
-        elif deed == "upload":
+        elif action == "upload":
             buckets.upload(address, manifest, blobs)
         else:
             buckets.ensure(address)

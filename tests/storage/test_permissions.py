@@ -9,7 +9,7 @@ BUCKET = Address("data", "train")
 
 
 @pytest.mark.parametrize(
-    ("said", "deed", "what", "hint"),
+    ("said", "action", "what", "hint"),
     [
         (
             "403 GET https://storage.googleapis.com/storage/v1/b/data/o: ada@example.com does not have storage.objects.list "
@@ -35,9 +35,9 @@ BUCKET = Address("data", "train")
     ],
 )
 def test_the_missing_permission_is_named_with_the_command_that_gives_it(
-    said: str, deed: str, what: str, hint: str
+    said: str, action: str, what: str, hint: str
 ) -> None:
-    error = refused(said, deed, BUCKET)
+    error = refused(said, action, BUCKET)
     assert what in error.what and hint in error.hint
     assert error.status == 403
 

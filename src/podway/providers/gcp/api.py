@@ -1,7 +1,7 @@
 """The calls: the official Cloud TPU clients, and what Compute Engine and Service Usage are asked over an authorized session.
 
 What there is comes as a plain `Resource` and an error as a `GcpError` (errors.py), whichever client told it. All of it blocks; the
-provider calls it by `in_thread`. Nothing is retried here, since whoever calls looks again anyway. With PODWAY_GCP_ENDPOINT the same calls
+provider calls it by `in_thread`. Nothing is retried here, since the caller looks again anyway. With PODWAY_GCP_ENDPOINT the same calls
 go to an emulator.
 
 TPU VMs and queued resources are version 2 of the API, over REST. Best-effort capacity is in v2alpha1 only, and legacy TPU Nodes

@@ -1,4 +1,4 @@
-"""Where on Google Cloud a slice may be had: the catalog's zones and prices, and what the project is offered there.
+"""Where on Google Cloud a slice is available: the catalog's zones and prices, and what the project is offered there.
 
 Whether the project is offered an accelerator type in a zone, and how much of it it may hold there (quota.py), is read before
 it is tried and remembered for a while; so is a quota that a zone said to be nothing. Such an offer stays in the list with the reason,

@@ -88,7 +88,7 @@ def read_quotas(metrics: Iterable[MetricItem]) -> tuple[Quota, ...]:
 
 
 def too_little(quotas: Iterable[Quota], tpu: Slice, slices: int, spot: bool, zone: str) -> str:
-    """Why that many slices are not to be had in a zone, '' where they may be."""
+    """Why that many slices are not available in a zone, '' where they may be."""
     need = tpu.count * slices
     allowed = [(one.at(zone), one) for one in quotas if (one.generation, one.spot) == (tpu.generation, spot)]
     if not allowed or any(limit is None or limit >= need for limit, _ in allowed):

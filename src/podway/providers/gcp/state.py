@@ -234,7 +234,7 @@ def _whole_unit(zone: str, parts: list[Resource], whole: int, placed: bool, *, h
     if conditions == {"ready"}:
         return Unit(zone=zone, condition="ready", nodes=hosts)
     if "stopped" in conditions and "creating" not in conditions:
-        # Some run and some do not: a stop, or a start, that was cut short; whoever wants it goes on with it.
+        # Some run and some do not: a stop, or a start, that was cut short; the next stop or start goes on with it.
         return Unit(zone=zone, condition="stopping" if "ready" in conditions and halted else "stopped", nodes=hosts)
     return Unit(zone=zone, condition="creating", reason=f"{parts[0].id} is {parts[0].state.lower()}")
 
