@@ -66,7 +66,9 @@ def document() -> dict[str, Any]:
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
         answers = _answers("application/json", ("400", "401", "404", "413", "429", "503"))
         if path in _STREAMS:
-            answers["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+            # Events of /v1/responses have names, those of the others are data alone.
+            event = {"type": "object"} if path == "/v1/responses" else {"type": "string"}
+            answers["200"]["content"]["text/event-stream"] = {"schema": event}
         paths[path] = {"post": {"summary": text, "requestBody": body, "responses": answers}}
     for path, text in _GETS.items():
         content = "text/plain" if path == "/metrics" else "application/json"
