@@ -91,7 +91,7 @@ class Limits:
         except UserError as error:
             await _refuse(send, error)
             return
-        body = _Body(receive, lambda size: self._count(user, size))
+        body = _TimedBody(receive, lambda size: self._count(user, size))
 
         async def closing(message: Message) -> None:
             """What is left of a body that was refused is not read: the connection ends with the answer."""
@@ -141,7 +141,7 @@ class Limits:
             raise UserError("the server's disk is full", "ask its administrator to make room", status=507)
 
 
-class _Body:
+class _TimedBody:
     """A request's body on its way in: it may neither stop nor trickle, and its bytes are counted."""
 
     def __init__(self, receive: Receive, count: Callable[[int], None]) -> None:
