@@ -29,9 +29,46 @@ def test_every_earlier_schema_has_its_dump() -> None:
     assert {path.name for path in DUMPS.glob("schema-*.sql")} == {f"schema-{n}.sql" for n in range(1, SCHEMA)}
 
 
+def in_postgres(url: str, tmp_path: Path, schema: int) -> str:
+    """The same tables and rows in a database of a PostgreSQL server."""
+    name = f"old_{schema}"
+    admin = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"), isolation_level="AUTOCOMMIT")
+    with admin.connect() as db:
+        db.exec_driver_sql(f"DROP DATABASE IF EXISTS {name}")
+        db.exec_driver_sql(f"CREATE DATABASE {name}")
+    admin.dispose()
+    there = url.replace("/postgres?", f"/{name}?")
+    source = sa.create_engine(old_database(tmp_path, schema))
+    target = sa.create_engine(there.replace("postgresql://", "postgresql+psycopg://"))
+    tables = sa.MetaData()
+    tables.reflect(source)
+    for column in (column for table in tables.tables.values() for column in table.columns):
+        column.type = column.type.as_generic()
+    with source.connect() as old, target.begin() as new:
+        tables.create_all(new)
+        for table in tables.sorted_tables:
+            rows = [dict(row._mapping) for row in old.execute(sa.select(table))]
+            if rows:
+                new.execute(sa.insert(table), rows)
+        new.exec_driver_sql("SELECT setval(pg_get_serial_sequence('events', 'id'), (SELECT max(id) FROM events))")
+    source.dispose()
+    target.dispose()
+    return there
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("schema", range(1, SCHEMA))
+def test_it_is_read_in_postgres_too(tmp_path: Path, postgres: str, schema: int) -> None:
+    check_what_is_read(in_postgres(postgres, tmp_path, schema))
+
+
 @pytest.mark.parametrize("schema", range(1, SCHEMA))
 def test_what_an_older_podway_wrote_is_read(tmp_path: Path, schema: int) -> None:
-    store = open_store(old_database(tmp_path, schema))
+    check_what_is_read(old_database(tmp_path, schema))
+
+
+def check_what_is_read(url: str) -> None:
+    store = open_store(url)
     up, gone = store.find("demo"), store.find("old", gone=True)
     assert up is not None and gone is not None
     assert (up.state, up.user, len(up.hosts), up.autostop and up.autostop.down) == (ClusterState.UP, "ann", 4, True)
@@ -60,7 +97,7 @@ def test_what_an_older_podway_wrote_is_read(tmp_path: Path, schema: int) -> None
     assert set(roles.values()) <= {("member", "", None)}
     store.save_cluster(up)  # and it can be written
     store.engine.dispose()
-    open_store(sqlite_url(tmp_path / "p.db")).engine.dispose()
+    open_store(url).engine.dispose()
 
 
 @pytest.mark.parametrize("schema", range(1, SCHEMA))
