@@ -52,6 +52,12 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
 
 
+def name_hosts(seen: Observation, cluster: str) -> Observation:
+    """With hosts that name their cluster, whether or not the provider (or an older one's record) says it."""
+    hosts = tuple(msgspec.structs.replace(host, cluster=cluster) for host in seen.hosts)
+    return msgspec.structs.replace(seen, hosts=hosts) if hosts != seen.hosts else seen
+
+
 class Controller:
     """Drives one cluster while this server holds its lease."""
 
@@ -91,7 +97,7 @@ class Controller:
         wait = PATIENCE_S
         try:
             provider = self.parts.provider(cluster.order.provider)
-            seen = await provider.observe(cluster.name)
+            seen = name_hosts(await provider.observe(cluster.name), cluster.name)
             wait = await self._act(provider, decide(cluster, jobs, seen, time.time()), seen, jobs)
             wait = min(wait, self._heartbeat.beat(provider, self.cluster))
             self.failures = 0

@@ -53,6 +53,7 @@ class Hosts:
         for which, (node, workers) in enumerate(zip(nodes, told, strict=True)):
             for worker, ((inside, outside), said) in enumerate(zip(node.addresses, workers, strict=True)):
                 host = Host(
+                    cluster=cluster,
                     rank=len(hosts),
                     slice=which,
                     worker=worker,
@@ -110,8 +111,7 @@ class Hosts:
         machine = self._machine(host)
         if host.home == DATA_HOME:  # a machine that was restarted has not mounted it
             await self._mount(machine.endpoint, disk_gb)
-        cluster = host.id.partition("/")[2].rpartition("-")[0]
-        lease = {"owner": self._account.owner, "cluster": cluster, "who": who_am_i()}
+        lease = {"owner": self._account.owner, "cluster": host.cluster, "who": who_am_i()}
         try:
             claimed = await self._work.claim(machine, host.id, lease)
         except Held as held:

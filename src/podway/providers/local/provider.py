@@ -212,6 +212,7 @@ class LocalProvider:
         request = from_json((place / "request.json").read_bytes(), Request)
         return tuple(
             Host(
+                cluster=name,
                 rank=rank,
                 slice=step.slice,
                 worker=step.worker,

@@ -248,7 +248,7 @@ class SshProvider:
         if len(taken) < wanted:
             raise _no_room(pool, wanted, problems)
         placed = [
-            Placed(machine=machine.name, host=_host(claimed, rank, which, worker))
+            Placed(machine=machine.name, host=_host(request.name, claimed, rank, which, worker))
             for which, part_taken in enumerate(taken)
             for worker, (machine, claimed) in enumerate(part_taken)
             for rank in [sum(map(len, taken[:which])) + worker]
@@ -279,12 +279,11 @@ class SshProvider:
 
     async def _start_agent(self, host: Host, claimed: Claimed | None = None) -> None:
         """Start it; claim first unless that was just done: a machine may have restarted, and its lease gone."""
-        cluster = _cluster_of(host)
         machine = self._machine(host)
         try:
-            claimed = claimed or await self.work.claim(machine, host.id, self._lease(cluster))
+            claimed = claimed or await self.work.claim(machine, host.id, self._lease(host.cluster))
         except Held as held:
-            raise UserError(str(held), f"take the cluster down: podway down {cluster}") from None
+            raise UserError(str(held), f"take the cluster down: podway down {host.cluster}") from None
         await self.work.start(machine, host, claimed, self.connect(host))
 
     # looking
@@ -327,12 +326,13 @@ class SshProvider:
         return self._pools[path][1]
 
     def _placed(self, name: str) -> list[Placed]:
-        return _read(self.clusters / name / "placed.json", list[Placed]) or []
+        found = _read(self.clusters / name / "placed.json", list[Placed]) or []
+        # Podway 0.1.0 wrote hosts that do not name their cluster.
+        return [Placed(machine=one.machine, host=msgspec.structs.replace(one.host, cluster=name)) for one in found]
 
     def _machine(self, host: Host) -> Machine:
-        cluster = _cluster_of(host)
-        pool = self._pool(cluster)
-        name = next((one.machine for one in self._placed(cluster) if one.host.id == host.id), "")
+        pool = self._pool(host.cluster)
+        name = next((one.machine for one in self._placed(host.cluster) if one.host.id == host.id), "")
         machine = pool.machine(name)
         if machine is None:
             raise UserError(
@@ -367,12 +367,9 @@ def _pool_of(request: Request) -> str:
     return request.steps[0].target.removeprefix("ssh/")
 
 
-def _cluster_of(host: Host) -> str:
-    return host.id.partition("/")[2].rpartition("-")[0]
-
-
-def _host(claimed: Claimed, rank: int, which: int, worker: int) -> Host:
+def _host(cluster: str, claimed: Claimed, rank: int, which: int, worker: int) -> Host:
     return Host(
+        cluster=cluster,
         rank=rank,
         slice=which,
         worker=worker,
