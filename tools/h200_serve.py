@@ -7,7 +7,7 @@ Needs jax for CUDA, msgspec, and for `http` starlette, uvicorn, click and tokeni
 for in .cache/h200-site, which is made on another machine and carried along:
 
     pip install --target .cache/h200-site --python-version 3.12 --platform manylinux2014_x86_64 --only-binary=:all: --no-deps \\
-        msgspec starlette uvicorn httptools click h11 anyio idna sniffio typing_extensions jinja2 markupsafe
+        msgspec starlette uvicorn httptools click h11 anyio idna sniffio typing_extensions jinja2 markupsafe prometheus_client
 
 Each result is a line of JSON in DIR/h200_serve.jsonl as soon as it is known; a table comes last. Parts that
 the time does not allow are named and left out. `--tiny` runs all of it on a CPU with a small model, to try the script.
@@ -53,15 +53,14 @@ from podway.model.families import find_model
 from podway.model.layout import SERVE_RULES, MeshShape
 from podway.model.params import matrix_count, nest, params
 from podway.model.shape import ModelShape
-from podway.serve import cache
 from podway.serve.batcher import Batcher, Request, Row, Step
 from podway.serve.build import Options, budget, device_bytes, limits_for
-from podway.serve.cache_layout import Plan
+from podway.serve.cache_layout import Backend, Plan
 from podway.serve.engine import Engine
 from podway.serve.weight_layout import fuse, unstack
 
 ENGINE: list[Engine] = []
-BACKEND: list[cache.Backend] = ["nvidia"]
+BACKEND: list[Backend] = ["nvidia"]
 BANDWIDTH, PEAK = 4.3e12, 989e12  # bytes/s and bf16 FLOP/s of an H200, as measured and as published
 TARGETS = {
     "decode 1": 0.80,
@@ -118,7 +117,7 @@ def whole_engine(report: Report, shape: ModelShape, tree: object, tiny: bool) ->
     """The engine of `podway serve` on this machine, with its plain programs (all requests here are greedy)."""
     if not ENGINE:
         options = Options(max_len=4224) if not tiny else Options(max_len=80, max_seqs=4, page=16, prompt_tokens=64)
-        backend: cache.Backend = "reference" if tiny else BACKEND[0]
+        backend: Backend = "reference" if tiny else BACKEND[0]
         shown, pages = budget(shape, options, MeshShape(), device_bytes())
         limits = limits_for(shape, options, backend, pages)
         compute = Compute(dtype=jnp.bfloat16, rules=SERVE_RULES, kernel="reference")
