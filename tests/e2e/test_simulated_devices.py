@@ -25,7 +25,7 @@ def test_every_chip_is_seen_and_nobody_waits_in_vain(pod: Podway) -> None:
 
     def run(script: str) -> list[str]:
         """What the ranks print, sorted, without the prefixes and what Gloo says; the job must succeed."""
-        reply = pod.client.execute("c", task(script, tpu=FOUR_HOSTS))
+        reply = pod.client.exec("c", task(script, tpu=FOUR_HOSTS))
         state = pod.finished("c", reply.job or 0, 240)
         log = pod.log_text("c", reply.job or 0)
         assert state == "SUCCEEDED", log
