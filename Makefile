@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test system-packages clients lint soak bench bench-server bench-scale bench-gateway bench-plan bench-train bench-aot clean
+.PHONY: help setup demo test system-packages clients lint soak bench bench-server bench-scale bench-gateway bench-plan bench-train bench-aot screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,6 +59,9 @@ bench-train: setup  ## The training step on this machine, small: a table
 
 bench-aot: setup  ## Training steps and serving programs through the TPU compiler, without a TPU: writes docs/aot.md
 	$(BIN)/python -m tools.bench.aot
+
+screenshots: setup system-packages  ## Pictures of the page for the docs: docs/images
+	$(BIN)/python tools/screenshots.py
 
 clean:  ## Remove what the other targets made
 	rm -rf $(VENV) build *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

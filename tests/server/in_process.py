@@ -19,6 +19,7 @@ from podway.server.app import make_app
 from podway.server.notify import LiveRows, Notifier
 from podway.server.pacing import Turns
 from podway.server.routing import Services
+from podway.server.sessions import Sessions
 from podway.server.tokens import TokenCache
 
 
@@ -47,6 +48,7 @@ def server_in(place: Path, token: str) -> Iterator[TestClient]:
             turns=Turns(),
             quick=quick,
             slow=slow,
+            sessions=Sessions(),
         )
         with TestClient(make_app(services), raise_server_exceptions=False) as client:
             notifier._loop.close()

@@ -50,7 +50,9 @@ SEEDS: dict[str, Any] = {
     "TokenBody": {"user": "bob", "role": "viewer", "name": "laptop", "lifetime_s": 60.0},
     "GrantBody": {"right": "use"},
     "MemberBody": {"role": "viewer"},
+    "PlanBody": {"model": "llama3.1-8b", "tpu": "v6e-8", "seq": 1024, "tokens": 1e9},
 }
+OUTSIDE = {(path, "GET") for path in ("/openapi.json", "/healthz", "/", "/login", "/page/{path:path}")}
 ODD: list[Any] = [
     None,
     True,
@@ -92,7 +94,9 @@ def mutate(value: Any, rng: random.Random) -> Any:
 
 
 def request(rng: random.Random) -> tuple[str, str, bytes | None]:
-    route = rng.choice(ROUTES)
+    route = rng.choice(
+        [one for one in ROUTES if one.path != "/v1/changes"]
+    )  # it goes on for an hour, unless told otherwise
     path = route.path.replace("{cluster}", rng.choice(["c1", "nope", "%00", "a b", "..", "é", "x" * 300]))
     path = path.replace("{job}", rng.choice(["1", "0", "-1", "99999999999999999999", "x", "1.5", "%F0%9F%92%A9"]))
     path = path.replace("{user}", rng.choice(["bob", "%2F", "x"]))
@@ -159,7 +163,7 @@ def test_the_openapi_document_covers_every_route(web: TestClient) -> None:
         told = shown["paths"][route.path][route.method.lower()]
         assert {p["name"] for p in told["parameters"] if p["in"] == "query"} == set(route.query)
     mounted = {(path.path, method) for path in web.app.routes for method in path.methods - {"HEAD"}}  # type: ignore[attr-defined]
-    assert mounted - {("/openapi.json", "GET"), ("/healthz", "GET")} == {(r.path, r.method) for r in ROUTES}
+    assert mounted - OUTSIDE == {(r.path, r.method) for r in ROUTES}
     assert shown["openapi"].startswith("3.1")
 
 

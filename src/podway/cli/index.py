@@ -25,6 +25,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "apply": ("podway.cli.apply:command", "Launch a task file on a cluster named after it (as in dstack).", RUN),
     "attach": ("podway.cli.logs:command", "The same as logs (as in dstack).", RUN),
     "status": ("podway.cli.status:command", "Show clusters.", CLUSTERS),
+    "ui": ("podway.cli.ui:command", "Open the web page: clusters, jobs, logs, plans and costs.", CLUSTERS),
     "ps": ("podway.cli.status:command", "The same as status (as in dstack).", CLUSTERS),
     "ssh": ("podway.cli.ssh:command", "Open a shell on a host of a cluster.", CLUSTERS),
     "stop": ("podway.cli.stop:command", "Stop clusters and keep their disks.", CLUSTERS),

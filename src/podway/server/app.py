@@ -19,13 +19,15 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 
 from podway.control.access import Caller
-from podway.control.people import AuditEntry
+from podway.control.people import AuditEntry, token_digest
 from podway.decoding import json_decoder
 from podway.errors import ProviderError, UserError
 from podway.launch_options import LaunchRequest
 from podway.server import api, openapi
+from podway.server.page import Page
 from podway.server.routes import ROUTES
 from podway.server.routing import ApiCall, Route, Services, Stream, read_query
+from podway.server.sessions import COOKIE, CSRF_HEADER, csrf_matches
 
 log = logging.getLogger("podway.server")
 MOST_BODY = 64 << 20  # a launch body carries manifests' names only; contents go as packs
@@ -45,6 +47,12 @@ def make_app(services: Services) -> Starlette:
 
     routes = [StarletteRoute(row.path, _endpoint(services, row), methods=[row.method]) for row in ROUTES]
     routes += [StarletteRoute("/openapi.json", show_openapi), StarletteRoute("/healthz", health)]
+    page = Page(services.sessions)
+    routes += [
+        StarletteRoute("/", page.root),
+        StarletteRoute("/login", page.login),
+        StarletteRoute("/page/{path:path}", page.file),
+    ]
     handlers: dict[Any, Any] = {HTTPException: _http_error}
     return Starlette(routes=routes, exception_handlers=handlers)
 
@@ -133,10 +141,24 @@ async def _read(request: Request) -> bytes:
 
 
 async def _authenticate(services: Services, request: Request) -> Caller:
+    if "authorization" not in request.headers and COOKIE in request.cookies:
+        return _session_caller(services, request)
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not token:
         raise UserError("token required", "run: podway login URL", status=401)
+    request.state.token_digest = token_digest(token)
     return await services.tokens.caller(token)
+
+
+def _session_caller(services: Services, request: Request) -> Caller:
+    """Whoever holds the token that the session was opened with; changes must come from the page itself."""
+    session = services.sessions.find(request.cookies[COOKIE])
+    if session is None:
+        raise UserError("the session has ended", "open the page again with: podway ui", status=401)
+    if request.method not in ("GET", "HEAD") and not csrf_matches(session, request.headers.get(CSRF_HEADER)):
+        raise UserError("the request does not come from the page", "reload the page, and try again", status=403)
+    request.state.csrf = session.csrf
+    return services.tokens.holder(session.token_digest)
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:

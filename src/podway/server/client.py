@@ -308,6 +308,11 @@ class Client:
         """Which server this is, and who you are to it."""
         return self._call("GET", "/v1/info", api.InfoReply)
 
+    def page_link(self) -> str:
+        """An address that opens the web page once, within two minutes, as you."""
+        path = self._call("POST", "/v1/session-links", api.SessionLinkReply).path
+        return f"{self._connection.address}{path}"
+
     def make_token(
         self,
         user: str,

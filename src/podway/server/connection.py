@@ -80,6 +80,12 @@ class ServerConnection:
         self.closed = True
         self._sockets.shut()
 
+    @property
+    def address(self) -> str:
+        """The server's URL, once a request was made."""
+        known = self._fixed or self._known
+        return known[0] if known else ""
+
     def call(self, method: str, path: str, kind: type[T], body: msgspec.Struct | None = None) -> T:
         """One request with a JSON answer."""
         data = None if body is None else msgspec.json.encode(body)

@@ -46,6 +46,7 @@ from podway.server.limits import Limits, TimedConnection, is_loopback
 from podway.server.notify import LiveRows, Notifier
 from podway.server.pacing import Turns
 from podway.server.routing import Services
+from podway.server.sessions import Sessions
 from podway.server.tokens import TokenCache
 from podway.version import __version__
 
@@ -142,6 +143,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         turns=Turns(),
         quick=quick,
         slow=slow,
+        sessions=Sessions(),
     )
     app = Limits(make_app(services), place)
     listener = _listen(options.host, options.port)

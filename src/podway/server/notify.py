@@ -8,7 +8,7 @@ wait: however many ask after a write, the database is read once.
 import asyncio
 import collections
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -19,6 +19,28 @@ T = TypeVar("T")
 ROWS_KEPT = 10_000
 
 
+class Subscription:
+    """The clusters that were written since the last look, of whatever cluster."""
+
+    def __init__(self) -> None:
+        self._changed: set[str] = set()
+        self._event = asyncio.Event()
+
+    def add(self, cluster_id: str) -> None:
+        """One was written."""
+        self._changed.add(cluster_id)
+        self._event.set()
+
+    async def take(self, timeout: float) -> set[str]:
+        """Those that were written, as soon as there is one; none when the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        self._event.clear()
+        found, self._changed = self._changed, set()
+        return found
+
+
 class Notifier:
     """A count and an event for each cluster; the event is renewed at every write."""
 
@@ -26,6 +48,7 @@ class Notifier:
         self._loop = loop
         self._ticks: dict[str, int] = collections.defaultdict(int)
         self._events: dict[str, asyncio.Event] = collections.defaultdict(asyncio.Event)
+        self._subscriptions: set[Subscription] = set()
 
     def publish(self, cluster_id: str) -> None:
         """Something about this cluster was written; from any thread."""
@@ -37,6 +60,18 @@ class Notifier:
         event = self._events.pop(cluster_id, None)
         if event is not None:
             event.set()
+        for subscription in self._subscriptions:
+            subscription.add(cluster_id)
+
+    @contextlib.contextmanager
+    def subscription(self) -> Iterator[Subscription]:
+        """Hear of every write for a while."""
+        found = Subscription()
+        self._subscriptions.add(found)
+        try:
+            yield found
+        finally:
+            self._subscriptions.discard(found)
 
     def tick(self, cluster_id: str) -> int:
         """How many writes there were."""

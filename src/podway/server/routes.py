@@ -1,7 +1,7 @@
 """Every route of the API in one table (`routing.Route` says what a row means)."""
 
 from podway.launch_options import LaunchRequest
-from podway.server import api, cluster_routes, job_routes, people_routes
+from podway.server import api, cluster_routes, job_routes, page_routes, people_routes
 from podway.server.routing import Route, Stream
 
 _C = "/v1/clusters/{cluster}"
@@ -243,6 +243,57 @@ ROUTES: tuple[Route, ...] = (
         summary="Make a token",
         body=api.TokenBody,
         reply=api.TokenReply,
+    ),
+    Route(
+        method="POST",
+        path="/v1/session-links",
+        function=page_routes.make_link,
+        access="anyone",
+        summary="A link that opens the page once",
+        reply=api.SessionLinkReply,
+    ),
+    Route(
+        method="GET",
+        path="/v1/session",
+        function=page_routes.session,
+        access="anyone",
+        summary="The session of the page",
+        reply=api.SessionReply,
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/session",
+        function=page_routes.end_session,
+        access="anyone",
+        summary="Log out of the page",
+        reply=api.SessionReply,
+    ),
+    Route(
+        method="GET",
+        path="/v1/changes",
+        function=page_routes.changes,
+        access="anyone",
+        summary="Clusters that change, as it happens",
+        reply=Stream(media_type="application/x-ndjson", lines=api.ChangeFrame),
+        query={"seconds": float},
+    ),
+    Route(
+        method="GET",
+        path="/v1/slices",
+        function=page_routes.slices,
+        access="anyone",
+        summary="Slice types",
+        reply=api.SlicesReply,
+    ),
+    Route(
+        method="POST",
+        path="/v1/plan",
+        function=page_routes.plan,
+        access="anyone",
+        summary="Plan a training run",
+        body=api.PlanBody,
+        reply=api.PlanReply,
+        slow=True,
     ),
     Route(
         method="DELETE",

@@ -29,6 +29,7 @@ from podway.hosts.blobs import BlobStore
 from podway.providers import Provider
 from podway.server.notify import LiveRows, Notifier
 from podway.server.pacing import Turns
+from podway.server.sessions import Sessions
 from podway.server.tokens import TokenCache
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     turns: Turns
     quick: Executor
     slow: Executor
+    sessions: Sessions
 
 
 class ApiCall(msgspec.Struct, frozen=True, kw_only=True):

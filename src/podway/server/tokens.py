@@ -43,7 +43,13 @@ class TokenCache:
 
     async def caller(self, token: str) -> Caller:
         """Whose it is."""
-        found = await self._find(token)
+        return self._caller(await self._find(token))
+
+    def holder(self, digest: str) -> Caller:
+        """Who holds a token now, by its digest."""
+        return self._caller(self._known.get(digest))
+
+    def _caller(self, found: TokenRow | None) -> Caller:
         if found is None:
             raise UserError("this token is not known here", "ask for a new one, then: podway login URL", status=401)
         if found.expires is not None and found.expires <= time.time():

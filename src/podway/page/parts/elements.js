@@ -1,0 +1,88 @@
+// Small pieces that every view is made of.
+
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
+import { ApiError } from "../api.js";
+
+const TONES = {
+  UP: "good", RUNNING: "good", READY: "good", SUCCEEDED: "good",
+  INIT: "busy", SETTING_UP: "busy", PENDING: "idle", RECOVERING: "warn", CANCELLING: "warn", STOPPING: "warn", TERMINATING: "warn",
+  STOPPED: "idle", GONE: "idle", CANCELLED: "idle",
+  FAILED: "bad", FAILED_SETUP: "bad", FAILED_DRIVER: "bad", FAILED_NO_RESOURCE: "bad",
+};
+
+export const State = ({ state }) =>
+  html`<span class="state ${TONES[state] || "idle"}">${state.replaceAll("_", " ").toLowerCase()}</span>`;
+
+export const Empty = ({ title, children }) => html`<div class="empty"><h3>${title}</h3>${children}</div>`;
+
+export const Code = ({ children }) => {
+  const [copied, set] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(children);
+    set(true);
+    setTimeout(() => set(false), 1500);
+  };
+  return html`<div class="code"><code>${children}</code>
+    <button class="quiet" onClick=${copy} aria-label="Copy the command">${copied ? "Copied" : "Copy"}</button></div>`;
+};
+
+export const Problem = ({ error }) =>
+  error ? html`<div class="problem" role="alert"><strong>${error.message}</strong>${error.hint ? html`<span>${error.hint}</span>` : null}</div>` : null;
+
+export const Loading = () => html`<div class="loading" aria-busy="true"><span class="visually-hidden">Loading…</span></div>`;
+
+// A value of the API: the view of it once it is there.
+export const Loaded = ({ from, children }) =>
+  from.value !== undefined ? html`<${Problem} error=${from.error && from.error.status ? from.error : null} />${children(from.value)}`
+    : from.error ? html`<${Problem} error=${from.error} />` : html`<${Loading} />`;
+
+export const Card = ({ title, aside, children, ...more }) =>
+  html`<section class="card" ...${more}>${title ? html`<header><h2>${title}</h2>${aside || null}</header>` : null}${children}</section>`;
+
+export const Figure = ({ label, value, note }) =>
+  html`<div class="figure"><span class="label">${label}</span><span class="value">${value}</span>${note ? html`<span class="note">${note}</span>` : null}</div>`;
+
+// Rows with columns {title, cell(row), numeric, minor}; minor columns go first where the screen is narrow.
+export const Table = ({ rows, columns, caption, onOpen }) => html`
+  <div class="table"><table>
+    <caption class="visually-hidden">${caption}</caption>
+    <thead><tr>${columns.map((one) => html`<th scope="col" class="${one.numeric ? "numeric" : ""} ${one.minor ? "minor" : ""}">${one.title}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`
+      <tr key=${row.key} class=${onOpen ? "opens" : ""} onClick=${onOpen ? (event) => event.target.closest("a,button") || onOpen(row) : null}>
+        ${columns.map((one) => html`<td class="${one.numeric ? "numeric" : ""} ${one.minor ? "minor" : ""}">${one.cell(row)}</td>`)}
+      </tr>`)}</tbody>
+  </table></div>`;
+
+// A button that asks before it acts, and says what came of it.
+export function Action({ label, question, confirm, danger, act }) {
+  const dialog = useRef(null);
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const run = async () => {
+    setBusy(true);
+    setError(null);
+    try {
+      await act();
+      dialog.current.close();
+    } catch (problem) {
+      setError(problem instanceof ApiError ? problem : new ApiError(0, String(problem.message || problem), ""));
+    }
+    setBusy(false);
+  };
+  return html`
+    <button class=${danger ? "danger" : ""} onClick=${() => { setError(null); dialog.current.showModal(); }}>${label}</button>
+    <dialog ref=${dialog} aria-label=${label}>
+      <p>${question}</p>
+      <${Problem} error=${error} />
+      <div class="buttons">
+        <button onClick=${() => dialog.current.close()}>Keep it</button>
+        <button class=${danger ? "danger" : "primary"} disabled=${busy} onClick=${run}>${busy ? "Working…" : confirm || label}</button>
+      </div>
+    </dialog>`;
+}
+
+export function useTitle(title) {
+  useEffect(() => {
+    document.title = title ? `${title} · Podway` : "Podway";
+  }, [title]);
+}

@@ -1,0 +1,64 @@
+// What the page knows: loaded values by path, shared by all views, loaded again when the server says that something changed.
+
+import { useEffect, useState } from "./vendor/preact-htm.js";
+import { get } from "./api.js";
+
+const kept = new Map(); // path -> {value, error, listeners, timer, loading}
+
+function slot(path) {
+  if (!kept.has(path)) kept.set(path, { value: undefined, error: null, listeners: new Set(), loading: false, again: false });
+  return kept.get(path);
+}
+
+async function load(path) {
+  const one = slot(path);
+  if (one.loading) {
+    one.again = true;
+    return;
+  }
+  one.loading = true;
+  try {
+    one.value = await get(path);
+    one.error = null;
+  } catch (error) {
+    one.error = error;
+  }
+  one.loading = false;
+  for (const listener of one.listeners) listener({});
+  if (one.again) {
+    one.again = false;
+    load(path);
+  }
+}
+
+// The value at a path of the API: {value, error}; `value` is undefined until it is there.
+export function useApi(path) {
+  const [, update] = useState({});
+  useEffect(() => {
+    if (!path) return undefined;
+    const one = slot(path);
+    one.listeners.add(update);
+    load(path);
+    return () => {
+      one.listeners.delete(update);
+      if (!one.listeners.size) kept.delete(path);
+    };
+  }, [path]);
+  const one = path ? kept.get(path) : null;
+  return { value: one ? one.value : undefined, error: one ? one.error : null };
+}
+
+// Load again what is on the screen.
+export function refresh(matching = () => true) {
+  for (const [path, one] of kept) if (one.listeners.size && matching(path)) load(path);
+}
+
+// The time, moving while it is looked at.
+export function useNow(every = 1000) {
+  const [now, set] = useState(Date.now() / 1000);
+  useEffect(() => {
+    const timer = setInterval(() => set(Date.now() / 1000), every);
+    return () => clearInterval(timer);
+  }, [every]);
+  return now;
+}

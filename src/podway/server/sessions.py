@@ -1,0 +1,70 @@
+"""Sessions of the web page: a link that opens one once, and a cookie that stands for the token it was made with.
+
+A session has no rights of its own: each request asks who holds its token now, so that a revoked token ends its sessions too. Links
+and sessions are in memory alone; after a restart of the server a person opens the page again with `podway ui`.
+"""
+
+import hmac
+import secrets
+import time
+
+import msgspec
+
+LINK_S = 120.0
+SESSION_S = 12 * 3600.0
+MOST = 10_000
+COOKIE = "podway_session"
+CSRF_HEADER = "x-podway-csrf"
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """One browser of one person."""
+
+    token_digest: str
+    csrf: str  # what a request that changes something must bring; another site's page cannot read it
+    expires: float
+
+
+class Sessions:
+    """The links and sessions of a server; used from its event loop alone."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, tuple[str, float]] = {}  # code -> token digest, when it expires
+        self._sessions: dict[str, Session] = {}
+
+    def make_link(self, token_digest: str, now: float | None = None) -> str:
+        """A code that opens one session, once, within two minutes."""
+        now = time.time() if now is None else now
+        self._links = {code: link for code, link in self._links.items() if link[1] > now}
+        if len(self._links) >= MOST:
+            self._links.pop(next(iter(self._links)))
+        code = secrets.token_urlsafe(32)
+        self._links[code] = (token_digest, now + LINK_S)
+        return code
+
+    def open(self, code: str, now: float | None = None) -> str | None:
+        """The cookie of a new session, or None where the code is used up, expired or was never given out."""
+        now = time.time() if now is None else now
+        found = self._links.pop(code, None)
+        if found is None or found[1] <= now:
+            return None
+        self._sessions = {cookie: one for cookie, one in self._sessions.items() if one.expires > now}
+        if len(self._sessions) >= MOST:
+            self._sessions.pop(next(iter(self._sessions)))
+        cookie = secrets.token_urlsafe(32)
+        self._sessions[cookie] = Session(token_digest=found[0], csrf=secrets.token_urlsafe(32), expires=now + SESSION_S)
+        return cookie
+
+    def find(self, cookie: str, now: float | None = None) -> Session | None:
+        """The session of a cookie."""
+        found = self._sessions.get(cookie)
+        return found if found is not None and found.expires > (time.time() if now is None else now) else None
+
+    def close(self, cookie: str) -> None:
+        """End a session."""
+        self._sessions.pop(cookie, None)
+
+
+def csrf_matches(session: Session, header: str | None) -> bool:
+    """Whether a request that changes something comes from the page itself."""
+    return header is not None and hmac.compare_digest(session.csrf.encode(), header.encode("utf-8", "surrogateescape"))
