@@ -1,5 +1,7 @@
 """Every view of the page, on a real server with a real simulated cluster."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from tests.browser.screen import Screen, Site
@@ -51,14 +53,20 @@ def test_a_log_is_filtered_and_searched(screen: Screen) -> None:
     page = screen.page
     page.wait_for_selector(".line >> text=(all 4 hosts) step 60 of 60")
     page.fill("input[type=search]", "step 42")
-    page.wait_for_function("document.querySelectorAll('.line').length === 1")
+    until(page, lambda: page.locator(".line").count() == 1)
     assert "step 42 of 60" in page.inner_text(".line")
     page.fill("input[type=search]", "")
     page.select_option("select", "2")
     # One rank's log has no lines of several hosts.
-    page.wait_for_function(
-        "document.querySelector('.log').innerText.includes('step 60') && !document.querySelector('.log').innerText.includes('all 4')"
-    )
+    until(page, lambda: "step 60" in page.inner_text(".log") and "all 4" not in page.inner_text(".log"))
+
+
+def until(page: Any, condition: Callable[[], bool]) -> None:
+    """Look again and again: the page's own policy lets no test evaluate code in it."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(100)
 
 
 def test_actions_ask_first_and_act(screen: Screen) -> None:
