@@ -24,7 +24,7 @@ from podway.decoding import json_decoder
 from podway.errors import ProviderError, UserError
 from podway.launch_options import LaunchRequest
 from podway.server import api, openapi
-from podway.server.page import Page
+from podway.server.page import PageServer
 from podway.server.routes import ROUTES
 from podway.server.routing import ApiCall, Route, Services, Stream, read_query
 from podway.server.sessions import COOKIE, CSRF_HEADER, csrf_matches
@@ -47,7 +47,7 @@ def make_app(services: Services) -> Starlette:
 
     routes = [StarletteRoute(row.path, _endpoint(services, row), methods=[row.method]) for row in ROUTES]
     routes += [StarletteRoute("/openapi.json", show_openapi), StarletteRoute("/healthz", health)]
-    page = Page(services.sessions)
+    page = PageServer(services.sessions)
     routes += [
         StarletteRoute("/", page.root),
         StarletteRoute("/login", page.login),

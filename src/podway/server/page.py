@@ -56,7 +56,7 @@ def read_files(folder: Path = FOLDER) -> dict[str, PageFile]:
     return found
 
 
-class Page:
+class PageServer:
     """The routes of the page."""
 
     def __init__(self, sessions: Sessions) -> None:
