@@ -310,7 +310,9 @@ class Client:
 
     def page_link(self) -> str:
         """An address that opens the web page once, within two minutes, as you."""
-        path = self._call("POST", "/v1/session-links", api.SessionLinkReply).path
+        from podway.server.page_api import SessionLinkReply
+
+        path = self._call("POST", "/v1/session-links", SessionLinkReply).path
         return f"{self._connection.address}{path}"
 
     def make_token(

@@ -1,7 +1,7 @@
 """Every route of the API in one table (`routing.Route` says what a row means)."""
 
 from podway.launch_options import LaunchRequest
-from podway.server import api, cluster_routes, job_routes, page_routes, people_routes
+from podway.server import api, cluster_routes, job_routes, page_api, page_routes, people_routes
 from podway.server.routing import Route, Stream
 
 _C = "/v1/clusters/{cluster}"
@@ -251,7 +251,7 @@ ROUTES: tuple[Route, ...] = (
         access="anyone",
         audited=True,
         summary="A link that opens the page once",
-        reply=api.SessionLinkReply,
+        reply=page_api.SessionLinkReply,
     ),
     Route(
         method="GET",
@@ -259,7 +259,7 @@ ROUTES: tuple[Route, ...] = (
         function=page_routes.session,
         access="anyone",
         summary="The session of the page",
-        reply=api.SessionReply,
+        reply=page_api.SessionReply,
     ),
     Route(
         method="DELETE",
@@ -268,7 +268,7 @@ ROUTES: tuple[Route, ...] = (
         access="anyone",
         audited=True,
         summary="Log out of the page",
-        reply=api.SessionReply,
+        reply=page_api.SessionReply,
     ),
     Route(
         method="GET",
@@ -276,7 +276,7 @@ ROUTES: tuple[Route, ...] = (
         function=page_routes.changes,
         access="anyone",
         summary="Clusters that change, as it happens",
-        reply=Stream(media_type="application/x-ndjson", lines=api.ChangeFrame),
+        reply=Stream(media_type="application/x-ndjson", lines=page_api.ChangeFrame),
         query={"seconds": float},
     ),
     Route(
@@ -285,7 +285,7 @@ ROUTES: tuple[Route, ...] = (
         function=page_routes.slices,
         access="anyone",
         summary="Slice types",
-        reply=api.SlicesReply,
+        reply=page_api.SlicesReply,
     ),
     Route(
         method="POST",
@@ -293,8 +293,8 @@ ROUTES: tuple[Route, ...] = (
         function=page_routes.plan,
         access="anyone",
         summary="Plan a training run",
-        body=api.PlanBody,
-        reply=api.PlanReply,
+        body=page_api.PlanBody,
+        reply=page_api.PlanReply,
         slow=True,
     ),
     Route(
