@@ -9,6 +9,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ from podway.cli.rehearse import ask, outcome_of
 from podway.cli.screen import Screen
 from podway.cli.tables import table
 from podway.errors import UserError
-from podway.extras import installed
+from podway.extras import installed, load
 from podway.files import write_atomically
 from podway.model.families import find_model
 from podway.model.shape import ModelShape
@@ -32,7 +33,6 @@ from podway.rehearse.rehearsal import rehearse_training, training_settings
 from podway.server.client import Client
 from podway.task.task import Autostop
 from podway.train.candidates import Measurement, read_line
-from podway.train.settings import config_yaml, read_config
 
 _SETUP = "command -v podway >/dev/null || pip install 'podway[train,tpu]'"
 _RUN = """printf '%s' "$PODWAY_CANDIDATES" > candidates.json
@@ -98,7 +98,7 @@ def command(model: str, tpu: str, **asked: Any) -> None:
         raise UserError("no candidate ran to its end", "see the reasons above; the job's log has more")
     best = min(done, key=lambda one: one.seconds or 0)
     settings = [word for word in best.settings if not word.startswith("schedule.")]
-    write_atomically(Path(asked["write"]), config_yaml(read_config(None, settings)))
+    write_atomically(Path(asked["write"]), _settings().config_yaml(_settings().read_config(None, settings)))
     click.echo(f"\nfastest: candidate {candidates.index(best) + 1}, written to {asked['write']}")
     click.echo(f"  podway train {asked['write']} data.paths='[…]' schedule.steps=1000")
 
@@ -111,7 +111,7 @@ def _candidates(model: str, plans: Sequence[TrainPlan], more: Sequence[str], ste
     ]
     found += [Candidate(settings=(*found[0].settings, *shlex.split(words))) for words in more]
     for one in found:
-        read_config(None, one.settings)  # a mistake is reported before anything is launched
+        _settings().read_config(None, one.settings)  # a mistake is reported before anything is launched
     return found
 
 
@@ -189,7 +189,7 @@ def _table(candidates: Sequence[Candidate], slice: Slice, asked: dict[str, Any])
     fastest = min((one.seconds for one in candidates if one.seconds is not None), default=None)
     rows = []
     for number, one in enumerate(candidates, 1):
-        config = read_config(None, one.settings)
+        config = _settings().read_config(None, one.settings)
         tokens = config.batch.global_size(slice.devices) * config.batch.length
         times = [
             None if value is None else format_seconds(value) for value in (one.predicted, one.rehearsed, one.seconds)
@@ -214,3 +214,8 @@ def _table(candidates: Sequence[Candidate], slice: Slice, asked: dict[str, Any])
         )
     headers = ("#", "MESH", "BATCH", "MB", "REMAT", "PREDICTED", "REHEARSED", "MEASURED", "TOK/S", "NOTE")
     return table(headers, rows, right=("#", "BATCH", "MB", "PREDICTED", "REHEARSED", "MEASURED", "TOK/S"))
+
+
+def _settings() -> ModuleType:
+    """The trainer's settings: numpy comes with them, and help must not need it."""
+    return load("podway.train.settings", "train", "podway tune")
