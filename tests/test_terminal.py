@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.cli.screen import Screen
-from podway.cli.watching import tell_end
+from podway.cli.watching import show_end
 from podway.server.api import Frame
 from podway.terminal import safe_line, safe_lines, visible
 
@@ -31,7 +31,7 @@ def test_the_last_lines_of_a_failed_job_steer_nothing(monkeypatch: pytest.Monkey
     end = Frame(kind="end", state="FAILED", reason=f"rank 0 {HOSTILE}", tail=f"one\n{HOSTILE}\nlast")
     with Screen() as screen:
         assert screen.colour is colour
-        tell_end(screen, 3, end)
+        show_end(screen, 3, end)
     written = terminal.getvalue()
     assert "copied" in written and "last" in written
     assert not STEERS.search(COLOUR.sub("", written)), written

@@ -12,13 +12,13 @@ from tests.browser.screen import Screen, Site, running_site
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with running_site(tmp_path_factory.mktemp("site")) as up:
         yield up
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[object]:
     if CHROMIUM is None:
         if os.environ.get("PODWAY_REQUIRE_E2E"):

@@ -27,7 +27,7 @@ def podway(*arguments: str, code: int = 0, stdin: str = "", **env: str) -> str:
 
 
 def test_hello_on_every_host(pod: Podway) -> None:
-    shown = podway("launch", "-y", "-c", "hi", str(EXAMPLES / "hello.yaml"))
+    shown = podway("launch", "-y", "--raw", "-c", "hi", str(EXAMPLES / "hello.yaml"))
     assert "simulated" in shown.lower()
     assert "(worker3, rank=3, pid=" in shown
     assert "Job finished (status: SUCCEEDED)" in shown

@@ -73,7 +73,7 @@ def test_a_pod_from_launch_to_down(pod: Podway, cloud: Running, tmp_path: Path) 
     work = tmp_path / "work"
     work.mkdir()
     (work / "hello.sh").write_text('echo "rank $PODWAY_RANK of $PODWAY_NUM_HOSTS on $(hostname) says $1"\n')
-    shown = podway(pod, "launch", "-y", "-c", "c", "--infra", "gcp", "--zone", EAST, "--tpus", "v6e-16",
+    shown = podway(pod, "launch", "-y", "--raw", "-c", "c", "--infra", "gcp", "--zone", EAST, "--tpus", "v6e-16",
                    "--workdir", str(work), "--secret", f"TOK={SECRET}", "bash hello.sh $TOK; [ ${#TOK} = 21 ]")  # fmt: skip
     nodes = [name.rpartition("/")[2] for name in living(cloud) if "/nodes/" in name]
     assert len(nodes) == 1

@@ -8,10 +8,12 @@ import pytest
 from podway.task.task import Task
 from tests.e2e.harness import FOUR_HOSTS, Podway, task
 
-SEEN = "print('seen', jax.process_index(), jax.device_count(), jax.local_device_count(), flush=True)"
+# One write for each line: Gloo writes to the same stream, and would come between the parts of a print.
+SEEN = "os.write(1, f'seen {jax.process_index()} {jax.device_count()} {jax.local_device_count()}\\n'.encode())"
 SUM = """
 from jax.experimental import multihost_utils
-print('sum', int(multihost_utils.process_allgather(jax.numpy.array([jax.process_index()])).sum()), flush=True)
+total = int(multihost_utils.process_allgather(jax.numpy.array([jax.process_index()])).sum())
+os.write(1, f'sum {total}\\n'.encode())
 """
 
 

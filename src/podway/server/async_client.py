@@ -130,6 +130,7 @@ class AsyncClient:
     purge = _call(Client.purge)
 
     info = _call(Client.info)
+    page_link = _call(Client.page_link)
     make_token = _call(Client.make_token)
     tokens = _call(Client.tokens)
     members = _call(Client.members)

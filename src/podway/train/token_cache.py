@@ -85,10 +85,10 @@ class TokenCache:
         """The shard of this key; one that is damaged is removed, so that it is recreated."""
         place = self.place / key
         try:
-            return TokenShard(place)
+            # Asked first: a shard appears whole, so one that is there and lacks a file is damaged, and not just being made.
+            return TokenShard(place) if place.exists() else None
         except FileNotFoundError:
-            if not place.exists():
-                return None
+            pass
         except (ValueError, msgspec.MsgspecError):
             pass
         except OSError as error:
