@@ -1,6 +1,7 @@
 """`jax.devices()` on a simulated slice shows every chip, as on a pod, and no program waits for ranks that never come."""
 
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -57,7 +58,7 @@ def test_every_chip_is_seen_and_nobody_waits_in_vain(pod: Podway) -> None:
     shell = subprocess.run(how.argv, env=how.env, cwd=how.cwd, capture_output=True, text=True, timeout=120)
     assert shell.stdout == "seen 0 4 4\n", shell.stderr
     # On every host, bypassing the queue.
-    beside = pod.client.run("c", f"python -c 'import jax; {SEEN}'".replace("'seen'", '"seen"'))
+    beside = pod.client.run("c", f"python -c {shlex.quote(f'import jax, os; {SEEN}')}")
     assert pod.finished("c", beside.job or 0, 120) == "SUCCEEDED"
     assert all(line in pod.log_text("c", beside.job or 0) for line in everything)
     pod.down("c")

@@ -54,7 +54,7 @@ class Fleet:
         self.cache_dir = cache_dir
         self.silent: dict[int, float] = {}  # rank -> since when its agent does not answer
 
-    async def reach(self) -> tuple[int, ...]:
+    async def ensure_agents(self) -> tuple[int, ...]:
         """Every host's agent runs and answers; by rank, what is to be added to its clock (ms) to agree with ours."""
         return tuple(await asyncio.gather(*(_skew_ms(session) for session in self.sessions)))
 

@@ -102,7 +102,7 @@ class Gang:
             crash.point("job.begun")
         if self.job.state is JobState.SETTING_UP:
             await self._refuse_if_cancelled()
-            self.skew_ms = await self.fleet.reach()
+            self.skew_ms = await self.fleet.ensure_agents()
             await self._sync()
             if self.job.run_setup and self._launch().script("setup").strip():
                 failed = await self._phase("setup")
