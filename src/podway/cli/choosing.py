@@ -57,7 +57,7 @@ def chosen(client: Client, names: Sequence[str], *, every: bool) -> Selection:
 
 
 def raise_all(failures: Sequence[UserError]) -> None:
-    """The first is raised, the others are told before it; none is no error."""
+    """The first is raised, the others are told before it; no error at all is fine."""
     for other in failures[1:]:
         click.echo(f"Error: {other}", err=True)
     if failures:

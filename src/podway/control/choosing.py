@@ -21,7 +21,7 @@ from podway.task.task import Resources, Task
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What was offered, the candidates by alternative and in the order to try them, and what is no candidate and why."""
+    """What was offered, the candidates by alternative and in the order to try them, and what is not a candidate and why."""
 
     offers: tuple[Offer, ...]
     candidates: tuple[tuple[Order, ...], ...]

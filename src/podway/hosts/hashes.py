@@ -55,7 +55,7 @@ class HashCache:
         return digest.hex(), identity[2]
 
     def save(self) -> None:
-        """Remember this scan's digests, and none of files that are gone. A cache that cannot be written is no error."""
+        """Remember this scan's digests, and none of files that are gone. A cache that cannot be written is not an error."""
         if self._path is None or self._seen == self._known:
             return
         with contextlib.suppress(OSError):

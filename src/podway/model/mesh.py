@@ -72,7 +72,7 @@ def _by_torus(devices: Sequence[jax.Device], mesh: MeshShape) -> npt.NDArray[np.
     for members in _slices(devices, mesh):
         try:
             grid = mesh_utils.create_device_mesh(inner, members)
-        except NotImplementedError:  # a mesh axis that is no whole torus axis: let one be split
+        except NotImplementedError:  # a mesh axis that is not a whole torus axis: let one be split
             grid = mesh_utils.create_device_mesh(inner, members, allow_split_physical_axes=True)
         per_slice.append(grid)
     return np.stack(per_slice)

@@ -141,7 +141,7 @@ class Provider(Protocol):
     async def submit(self, request: Request) -> None:
         """Begin to create the cluster, or go on with it. UserError: it will never work as asked; ProviderError: try again.
 
-        What another place may do better is no error: `observe` then says failed, with `elsewhere`.
+        What another place may do better is not an error: `observe` then says failed, with `elsewhere`.
         """
 
     async def observe(self, name: str) -> Observation:

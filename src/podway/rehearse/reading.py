@@ -52,7 +52,7 @@ def _block(module: Module, here: Computation, fabric: Fabric) -> tuple[Op, ...]:
 
 
 def _rendezvous(one: Instruction, here: Computation) -> str | None:
-    """The name under which slices exchange something; None where a transfer is no exchange of theirs."""
+    """The name under which slices exchange something; None where a transfer is not an exchange between slices."""
     begun = here.get(one.operands[0]) if one.opcode.endswith("-done") and one.operands else one
     while begun is not None and begun.opcode == "get-tuple-element":
         begun = here.get(begun.operands[0])

@@ -1,7 +1,7 @@
 """Service Usage: the quotas of a project, as metrics with limits by zone. Only what reads them is there.
 
 Names of metrics are Google's where they were seen (v5e is `tpu-v5s-litepod`), the others are made after them. As Google's answers do,
-a limit of 0 is left out, and -1 is no limit.
+a limit of 0 is left out, and -1 means unlimited.
 """
 
 from urllib.parse import quote

@@ -115,7 +115,7 @@ class ServerConnection:
 
     @contextlib.contextmanager
     def _until_closed(self) -> Iterator[None]:
-        """A connection that ends because `close` was called is no error of the network."""
+        """A connection that ends because `close` was called is not a network error."""
         try:
             yield
         except (OSError, UserError):

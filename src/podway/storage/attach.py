@@ -67,7 +67,7 @@ class Attachment:
         if new or uploads or copies:  # else hosts do it all, and the server needs no client
             buckets = await asyncio.to_thread(_open, blobs.root.parent)
             for mount in new:
-                place = location if self._on_hosts else None  # elsewhere a region is no word of Google's
+                place = location if self._on_hosts else None  # elsewhere a region is not one of Google's
                 if await asyncio.to_thread(buckets.ensure, mount.address, location=place):
                     await note(f"Made the bucket gs://{mount.address.bucket}")
             for tree in uploads:

@@ -94,7 +94,7 @@ def parse(data: bytes | str, name: str) -> list[Node]:
 
 
 def too_large(name: str, size: int) -> UserError:
-    """The complaint about a file that is no task file by its size alone."""
+    """The error for a file too large to be a task file."""
     return UserError(
         f"{name}: the file has {size:,} bytes; a task file may have at most {MAX_BYTES:,}",
         "give the path of a task file; large data belongs in workdir or file_mounts",

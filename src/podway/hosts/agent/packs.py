@@ -51,7 +51,7 @@ def is_digest(text: object) -> bool:
 
 
 def temporary(folder: str) -> str:
-    """A path in `folder` that nobody else uses; the dot tells `sweep`s that it is no blob."""
+    """A path in `folder` that nobody else uses; the dot tells `sweep`s that it is not a blob."""
     return os.path.join(folder, ".%d.%d" % (os.getpid(), next(_serial)))
 
 
