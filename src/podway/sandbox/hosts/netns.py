@@ -340,13 +340,13 @@ def _remove(number: int) -> None:
     links = [path.name for path in Path("/sys/class/net").glob(f"pw{number}v*")]
     _ip([f"link del {link}" for link in links], force=True)
     _ip([f"netns del {space}" for space in mine], force=True)
-    _ip([f"link del pwb{number}"], force=True)  # last: it is the claim
     until = time.monotonic() + 5.0
     while place.is_mount() and subprocess.run(["umount", place], capture_output=True).returncode:
         if time.monotonic() > until:
             subprocess.run(["umount", "-l", place], capture_output=True)
         time.sleep(0.05)
     shutil.rmtree(place, ignore_errors=True)
+    _ip([f"link del pwb{number}"], force=True)  # last: it is the claim, and whoever takes the number makes this place again
 
 
 def _remove_orphans() -> None:
