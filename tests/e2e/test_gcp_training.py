@@ -65,7 +65,7 @@ def test_preempted_in_mid_training_the_losses_are_the_same(
     for name in ("whole", "cut"):
         pod.client.launch(training(cloud, name), cluster=name)
         if name == "cut":
-            wait_until(lambda: len(losses(pod.log_text("cut", 1, follow="false"))) > 17, 240, "step 17")
+            wait_until(lambda: len(losses(pod.log_text("cut", 1, follow=False))) > 17, 240, "step 17")
             wait_until(lambda: any("/15/" in b.name for b in bucket.list_blobs(prefix="cut/")), 60, "a checkpoint")
             zone = pod.client.cluster("cut").order.zone
             node = next(one for one in living(cloud) if one["kind"] == "node")

@@ -155,7 +155,7 @@ def test_a_preempted_job_recovers_elsewhere(pod: Podway, cloud: Running, tmp_pat
     # The first attempt does not end by itself, however long its loss takes to be noticed.
     run = "for i in 1 2 3 4; do echo $PODWAY_ATTEMPT step $i; done; [ $PODWAY_ATTEMPT = 2 ] || sleep 1000"
     pod.client.launch(wanted(run, spot=True, recovery=Recovery()), cluster="c")
-    wait_until(lambda: "1 step 3" in pod.log_text("c", 1, follow="false"), 90, "output")
+    wait_until(lambda: "1 step 3" in pod.log_text("c", 1, follow=False), 90, "output")
     first = pod.client.cluster("c").order.zone
     wait_until(lambda: any(pod.home.glob("logs/*/1/0.run")), 20, "a copy of the output")
     node = next(one for one in living(cloud) if one["kind"] == "node")
@@ -179,7 +179,7 @@ def test_a_host_that_is_cut_off_is_an_interruption(pod: Podway, cloud: Running, 
     start(pod, cloud, tmp_path)
     run = "[ $PODWAY_ATTEMPT = 2 ] && echo made anew && exit; echo begun; sleep 1000"
     pod.client.launch(wanted(run, tpu="v6e-16", recovery=Recovery(strategy="failover")), cluster="c")
-    wait_until(lambda: pod.log_text("c", 1, follow="false").count("begun") == 4, 90, "output of all hosts")
+    wait_until(lambda: pod.log_text("c", 1, follow=False).count("begun") == 4, 90, "output of all hosts")
     node = next(one for one in living(cloud) if one["kind"] == "node")
     cloud.command("POST", "partition", {"node": node["name"], "workers": [2]})
     assert pod.finished("c", 1, 240) == "SUCCEEDED"
