@@ -346,7 +346,9 @@ def _remove(number: int) -> None:
             subprocess.run(["umount", "-l", place], capture_output=True)
         time.sleep(0.05)
     shutil.rmtree(place, ignore_errors=True)
-    _ip([f"link del pwb{number}"], force=True)  # last: it is the claim, and whoever takes the number makes this place again
+    _ip(
+        [f"link del pwb{number}"], force=True
+    )  # last: it is the claim, and whoever takes the number makes this place again
 
 
 def _remove_orphans() -> None:
