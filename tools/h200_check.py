@@ -61,7 +61,8 @@ def _worst_decode(
 ) -> tuple[float, bool]:
     """The largest error of what the rows see, and whether the same was stored."""
     pool = jax.tree.map(
-        lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype) if a is not None else None, cache_layout.abstract(kernel)
+        lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype) if a is not None else None,
+        cache_layout.abstract(kernel),
     )
     tables = rng.permutation(np.arange(1, kernel.pages)).reshape(rows, 8).astype(np.int32)
     at = rng.integers(0, 8 * kernel.page, rows).astype(np.int32)

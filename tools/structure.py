@@ -129,7 +129,12 @@ def main() -> int:
         ("import cycles (lazy and typing-only ones counted)", len(circles), 0, circles),
         (f"files over {LONGEST_FILE} lines", len(long_files), 0, long_files),
         (f"functions over {LONGEST_FUNCTION} lines", len(long_functions), 0, long_functions),
-        (f"average complexity of {len(work)} functions and their classes", round(average_complexity(), 2), COMPLEXITY, ""),
+        (
+            f"average complexity of {len(work)} functions and their classes",
+            round(average_complexity(), 2),
+            COMPLEXITY,
+            "",
+        ),
         ("uses of Any", sum(uses.values()), ANY - 1, dict(sorted(uses.items(), key=lambda item: -item[1]))),
         ("class names used for two things in the control world", len(shared), 0, shared),
     ]

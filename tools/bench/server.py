@@ -25,7 +25,7 @@ from podway.server.client import Client
 from podway.task.task import Accelerator, Resources, Task
 
 WAITERS, FOLLOWERS, DEAF = 2000, 200, 60
-REQUESTS, IDLE_S, SETTLE_S = 500, 30.0, 5.0
+REQUESTS, IDLE_S, SETTLE_S = 500, 60.0, 5.0  # a minute, so that every waiter asks again once in it
 WAIT = "/v1/clusters/bench/jobs/1?wait=60"
 WATCH = "/v1/clusters/bench/jobs/1/watch"
 

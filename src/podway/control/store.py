@@ -28,6 +28,7 @@ from podway.extras import explain
 from podway.order import Order
 
 UPDATE_TRIES = 50
+CONNECTIONS, MORE_CONNECTIONS = 16, 48  # kept open, and opened for a moment when all threads read at once
 EVENTS_KEPT = 2000  # for each cluster; older ones are dropped as new ones come
 
 
@@ -44,7 +45,9 @@ def open_store(url: str) -> "Store":
     if url.startswith("postgresql://"):
         url = url.replace("postgresql://", "postgresql+psycopg://", 1)
     try:
-        engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        engine = sa.create_engine(
+            url, pool_pre_ping=not url.startswith("sqlite"), pool_size=CONNECTIONS, max_overflow=MORE_CONNECTIONS
+        )
     except (sa.exc.ArgumentError, ModuleNotFoundError) as error:
         raise explain(error, "a PostgreSQL database") or UserError(
             f"cannot open the database {_safe(url)}: {error}", "give a sqlite:/// or postgresql:// URL"

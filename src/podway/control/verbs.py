@@ -177,7 +177,7 @@ class Control:
         cluster = self.find_cluster(name, live=True)
         open_jobs = self.store.jobs(cluster.id, open_only=True)
         for number in numbers:
-            self.find_job(name, number)
+            self.find_job(cluster, str(number))
         chosen = [job for job in open_jobs if every or job.number in numbers]
         if not numbers and not every:
             chosen = open_jobs[-1:]
@@ -269,18 +269,18 @@ class Control:
             raise UserError(f"there is no cluster {name!r}", "see: podway status", status=404)
         return cluster
 
-    def find_job(self, name: str, number: str | int) -> tuple[Cluster, Job]:
-        """A cluster and one of its jobs by number, or its `latest`: a job, or a command of `podway run` where there is no job."""
-        cluster, text = self.find_cluster(name), str(number)
-        if text == "latest":
+    def find_job(self, cluster: Cluster, number: str) -> Job:
+        """One of a cluster's jobs by number, or its `latest`: a job, or a command of `podway run` where there is no job."""
+        name = cluster.name
+        if number == "latest":
             jobs = self.store.jobs(cluster.id)
             if not jobs:
                 raise UserError(f"cluster {name} has no jobs", f"submit one: podway exec {name} FILE", status=404)
-            return cluster, next((job for job in reversed(jobs) if job.gang), jobs[-1])
-        job = self.store.job(cluster.id, int(text)) if JOB_NUMBER.fullmatch(text) else None
+            return next((job for job in reversed(jobs) if job.gang), jobs[-1])
+        job = self.store.job(cluster.id, int(number)) if JOB_NUMBER.fullmatch(number) else None
         if job is None:
-            raise UserError(f"cluster {name} has no job {text}", f"see: podway queue {name}", status=404)
-        return cluster, job
+            raise UserError(f"cluster {name} has no job {number}", f"see: podway queue {name}", status=404)
+        return job
 
     # the inside
 

@@ -69,7 +69,7 @@ def _endpoint(services: Services, row: Route) -> Endpoint:
             query=read_query(row, dict(request.query_params)),
             request=request,
         )
-        await row.authorise(call)
+        call = await row.authorise(call)
         if decoder is not None:
             call = msgspec.structs.replace(call, body=decoder.decode(await _read(request)))
             request.state.body = call.body

@@ -25,7 +25,7 @@ from podway.server import api
 HEADERS_S = 20.0  # for a request's headers, from its first byte or from the connection on
 BODY_S = 30.0  # for any one piece of a body
 BODY_START_S, BODY_RATE = 60.0, 4096  # a body may take this long, and a second more for so many bytes
-AT_ONCE_PER_ADDRESS, AT_ONCE_PER_USER = 1024, 2048
+AT_ONCE_PER_ADDRESS, AT_ONCE_PER_USER = 1024, 4096
 UPLOADS_A_DAY = 1 << 40
 KEPT_FREE = 1 << 30  # of the disk that uploads go to
 DAY_S = 24 * 3600.0

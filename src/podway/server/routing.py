@@ -63,14 +63,16 @@ class ApiCall(msgspec.Struct, frozen=True, kw_only=True):
     query: dict[str, Any] = {}
     body: Any = None
     request: Request | None = None
+    cluster: Cluster | None = None  # of the path, where the caller's right on it was looked up
 
     def find_cluster(self) -> Cluster:
         """The cluster of the path: the live one of that name, or the latest that had it."""
-        return self.services.control.find_cluster(self.path["cluster"])
+        return self.cluster or self.services.control.find_cluster(self.path["cluster"])
 
     def find_job(self) -> tuple[Cluster, Job]:
         """The cluster and the job of the path."""
-        return self.services.control.find_job(self.path["cluster"], self.path["job"])
+        cluster = self.find_cluster()
+        return cluster, self.services.control.find_job(cluster, self.path["job"])
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """A quick read, for functions that run on the loop."""
@@ -98,12 +100,14 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     slow: bool = False
     audited: bool = False  # a change that is worth knowing who made it
 
-    async def authorise(self, call: ApiCall) -> None:
+    async def authorise(self, call: ApiCall) -> ApiCall:
         """Refuse a caller who may not do this; the table says who may, and nothing else does."""
         check_role(call.caller, self.access)
-        if self.access in RIGHTS:
-            control, name, needed = call.services.control, call.path["cluster"], RIGHTS[self.access]
-            await call.in_thread(lambda: control.find_for(call.caller, name, needed))
+        if self.access not in RIGHTS:
+            return call
+        control, name, needed = call.services.control, call.path["cluster"], RIGHTS[self.access]
+        cluster = await call.in_thread(lambda: control.find_for(call.caller, name, needed))
+        return msgspec.structs.replace(call, cluster=cluster)
 
     async def run(self, call: ApiCall) -> Any:
         """The function's result, from where it is to run."""

@@ -48,7 +48,8 @@ TICK_S = 0.02  # lines that come closer together than this are printed together
 READ_BYTES = 8 << 20  # asked for at once, all ranks together
 _LEAST_READ, _MOST_READ = 32 << 10, 1 << 20
 PIECE_BYTES = 16 << 10  # pushed at once
-PIECE_LINES = 2048  # taken at once
+PIECE_LINES = 256  # taken at once
+EMIT_LINES = 2048  # emitted at once
 _EMPTY_S = 0.2
 _RETRY_S, _RETRY_MOST_S = 0.5, 10.0
 _TRIES_TO_LOOK = 3  # of a reader who does not stay
@@ -118,12 +119,16 @@ class Follow:
         """Emit what is to be shown, as soon as it is and not before."""
         while self._reading:
             self._news.clear()
-            await self._turn()
-            lines = self._renderer.take(_now(), PIECE_LINES)
+            lines: list[str] = []
+            while len(lines) < EMIT_LINES:
+                await self._turn()
+                lines += self._renderer.take(_now(), PIECE_LINES)
+                if not self._renderer.busy:
+                    break
             self._room.set()
             if lines:
                 await self._emit(lines)
-                await asyncio.sleep(TICK_S if len(lines) < PIECE_LINES else 0)
+                await asyncio.sleep(TICK_S if len(lines) < EMIT_LINES else 0)
                 continue
             due = self._renderer.due()
             try:
@@ -131,7 +136,7 @@ class Follow:
                     await self._news.wait()
             except TimeoutError:
                 pass
-        while lines := self._renderer.finish(PIECE_LINES):
+        while lines := self._renderer.finish(EMIT_LINES):
             await self._emit(lines)
             await self._turn()
 

@@ -85,6 +85,7 @@ class Renderer:
         self._second = (-1, "")
         self._merger = Merger(self.hosts, skew=skew, limit=MERGE_BYTES // len(self.ranks))
         self._collapser = None if options.raw or len(self.ranks) == 1 else Collapser(self.hosts, alike=Alike(ips))
+        self._merged: deque[Line] = deque()  # in order, and not looked at yet
         self._ending: set[int] = set()
         for rank in set(range(self.hosts)) - set(self.ranks):
             self._merger.end(rank)
@@ -94,7 +95,12 @@ class Renderer:
     @property
     def full(self) -> set[int]:
         """The ranks not to read from for now."""
-        return self._merger.full
+        return set(self.ranks) if self._merged else self._merger.full
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take` has more to do right now."""
+        return bool(self._merged or self._out)
 
     def offset(self, rank: int, phase: str) -> int:
         """Where to read on: behind what was pushed, or else behind what an earlier reader has seen."""
@@ -148,36 +154,44 @@ class Renderer:
         return min((time for time in times if time is not None), default=None)
 
     def take(self, now: float, most: int = MOST_AT_ONCE) -> list[str]:
-        """The next lines to print, at most so many. `cursor` says how far they bring the reader."""
+        """The next lines to print, at most so many, after a look at as many more. `cursor` says how far they bring the reader."""
         if len(self._out) < most:  # or else leave it where it is bounded
-            lines = self._merger.pop(now)
-            if self._collapser:
-                self._collapser.push(lines, now)
-                self._end_drained()
-                self._out += self._collapser.pop(now)
-            else:
-                self._out += lines
+            if not self._merged:
+                self._merged += self._merger.pop(now)
+            self._look_at(most, now)
         return self._printed(most)
 
     def finish(self, most: int = MOST_AT_ONCE) -> list[str]:
         """The next of all that is left, at the end of the log or of reading it; empty when nothing is."""
-        self._drain()
-        self.caught_up()
+        self._merged += self._merger.pop(math.inf)
+        while self._merged and not self._out and not self._tail:
+            self._look_at(most, 0.0)
+        if not self._merged or self._tail:
+            self._drain()
+            self.caught_up()
         return self._printed(most)
 
-    def _drain(self) -> None:
-        """Decide about every line at once."""
-        lines = self._merger.pop(math.inf)
+    def _look_at(self, most: int, now: float) -> None:
+        """Decide about the next lines, so many."""
+        lines = [self._merged.popleft() for _ in range(min(most, len(self._merged)))]
         if self._collapser:
-            self._collapser.push(lines, 0.0)
-            self._out += self._collapser.finish()
+            self._collapser.push(lines, now)
             self._end_drained()
+            self._out += self._collapser.pop(now)
         else:
             self._out += lines
 
+    def _drain(self) -> None:
+        """Decide about every line at once."""
+        self._merged += self._merger.pop(math.inf)
+        self._look_at(len(self._merged), 0.0)
+        if self._collapser:
+            self._out += self._collapser.finish()
+            self._end_drained()
+
     def _end_drained(self) -> None:
         """Tell the collapser of ranks that have ended, once it has their last lines."""
-        if self._collapser and self._ending:
+        if self._collapser and self._ending and not self._merged:
             for rank in [rank for rank in self._ending if not self._merger.holds(rank)]:
                 self._collapser.end(rank)
                 self._ending.discard(rank)
