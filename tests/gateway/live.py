@@ -121,11 +121,13 @@ async def breaks(_: Seen, writer: asyncio.StreamWriter) -> None:
 
 
 @contextlib.asynccontextmanager
-async def live(*replicas: Replica, keys: dict[str, ApiKey] | None = None, **more: Any) -> AsyncIterator["Live"]:
+async def live(
+    *replicas: Replica, keys: dict[str, ApiKey] | None = None, hedge_s: float | None = None, **more: Any
+) -> AsyncIterator["Live"]:
     """A gateway in front of these, as the one service `chat` with the model `m`."""
     for replica in replicas:
         await replica.start()
-    running = RunningGateway(Gateway())
+    running = RunningGateway(Gateway(hedge_s=hedge_s))
     port = await running.listen("127.0.0.1", 0)
     up = Live(running, port, more, keys or {})
     up.route(*replicas)

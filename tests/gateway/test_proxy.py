@@ -154,7 +154,7 @@ def test_a_connection_the_replica_closed_meanwhile_is_no_failure() -> None:
         async with live(replica) as up:
             for _ in range(5):
                 assert status(await up.post()) == 200
-            assert not up.gateway.balancer.health["a"].failures
+            assert not up.gateway.forwarder.balancer.health["a"].failures
 
     run(test)
 
@@ -208,7 +208,7 @@ def test_a_client_that_leaves_ends_the_answer() -> None:
                 b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{"model":"m"}', until=b"x"
             )
             await ended.wait()
-            assert up.gateway.balancer.outstanding == {}
+            assert up.gateway.forwarder.balancer.outstanding == {}
 
     run(test)
 
@@ -290,10 +290,10 @@ def test_a_request_waits_for_a_first_replica() -> None:
         async with live(replica, hold_s=30.0) as up:
             up.route()
             waiting = asyncio.ensure_future(up.post())
-            await _until(lambda: up.gateway._held == 1)
+            await _until(lambda: up.gateway.forwarder.held == 1)
             up.route(replica)
             assert status(await waiting) == 200
-            assert up.gateway._held == 0
+            assert up.gateway.forwarder.held == 0
 
     run(test)
 
@@ -305,7 +305,7 @@ def test_past_the_bound_it_says_so() -> None:
             assert status(answer) == 503 and b"retry-after:" in answer
             gone = asyncio.ensure_future(_leaves(up))
             await gone
-            await _until(lambda: up.gateway._held == 0)
+            await _until(lambda: up.gateway.forwarder.held == 0)
 
     run(test)
 
@@ -315,7 +315,7 @@ async def _leaves(up: Live) -> None:
     up.route()
     _, writer = await asyncio.open_connection("127.0.0.1", up.port)
     writer.write(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
-    await _until(lambda: up.gateway._held == 1)
+    await _until(lambda: up.gateway.forwarder.held == 1)
     writer.close()
 
 
@@ -480,5 +480,18 @@ def test_metrics_are_shown() -> None:
             page = body_of(await up.get("/metrics")).decode()
             assert 'podway_gateway_requests_total{service="chat",status="200"} 1.0' in page
             assert 'podway_gateway_tokens_total{kind="completion",service="chat",user="-"} 3.0' in page
+
+    run(test)
+
+
+def test_metrics_are_for_this_machine_and_administrators(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        keys = {"boss": ApiKey(user="ann", admin=True), "member": ApiKey(user="bob")}
+        async with live(Replica("a", says(USAGE)), keys=keys) as up:
+            assert status(await up.get("/metrics", x_forwarded_for="6.6.6.6")) == 403  # a proxy on this machine
+            monkeypatch.setattr(connection, "_is_loopback", lambda _: False)
+            assert status(await up.get("/metrics")) == 403
+            assert status(await up.get("/metrics", authorization="Bearer member")) == 403
+            assert status(await up.get("/metrics", authorization="Bearer boss")) == 200
 
     run(test)

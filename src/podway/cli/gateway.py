@@ -20,7 +20,15 @@ import click
     show_default=True,
     help="Seconds that requests under way have to end after SIGTERM.",
 )
-def command(routes: Path, host: str, port: int, tls_cert: str | None, tls_key: str | None, drain: float) -> None:
+@click.option(
+    "--hedge",
+    type=click.FloatRange(0.001),
+    metavar="SECONDS",
+    help="Send a request that may be repeated to a second replica too when no answer has begun by then.",
+)
+def command(
+    routes: Path, host: str, port: int, tls_cert: str | None, tls_key: str | None, drain: float, hedge: float | None
+) -> None:
     """Pass requests for models and services to their replicas.
 
     The file of routes says which services there are, which replicas are ready and who may use them; a new file in its place is
@@ -32,4 +40,8 @@ def command(routes: Path, host: str, port: int, tls_cert: str | None, tls_key: s
         raise click.UsageError("--tls-key needs --tls-cert.")
     if host not in ("127.0.0.1", "::1", "localhost") and not tls_cert:
         click.echo(f"Warning: keys and answers pass unencrypted on {host}; give --tls-cert and --tls-key.", err=True)
-    serve(GatewaySettings(routes=routes, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, drain_s=drain))
+    serve(
+        GatewaySettings(
+            routes=routes, host=host, port=port, tls_cert=tls_cert, tls_key=tls_key, drain_s=drain, hedge_s=hedge
+        )
+    )

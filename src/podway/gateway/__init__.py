@@ -3,7 +3,8 @@
 It is a process of its own (`podway gateway`), so that streams flow on while the control plane is restarted. It knows no store:
 what it may do stands in a `RouteTable`, which the server sends and a file keeps.
 
-    connection (a client's HTTP) -> proxy (who, which service, which replica) -> upstream (a replica's HTTP)
+    connection (a client's HTTP) -> proxy (who, which service) -> forward (which replica) -> upstream (a replica's HTTP)
+                                 <-                     relay (the answer)                 <-
 
-`table`, `balance`, `limits`, `wire` and `openai` are pure; sockets are in `connection` and `upstream` alone.
+`table`, `balance`, `limits`, `wire`, `openai` and `tgi` are pure; sockets are in `connection` and `upstream` alone.
 """

@@ -6,15 +6,17 @@ used, heads and idle connections have time limits, and a client that leaves ends
 
 import asyncio
 import contextlib
+import ipaddress
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import httptools
 
 from podway.gateway import wire
 from podway.gateway.openai import error_body
+from podway.gateway.socket_protocol import SocketProtocol
 from podway.gateway.wire import Header
 
 LONGEST_HEAD = 64 * 1024
@@ -73,7 +75,7 @@ class Incoming:
         self._parts.append(data)
         self._size += len(data)
         if self._size > BUFFERED:
-            self.connection.hold()
+            self.connection.pause_reading()
         self._news.set()
 
     def end(self) -> None:
@@ -96,7 +98,7 @@ class Incoming:
         data = self._parts.popleft()
         self._size -= len(data)
         if self._size <= BUFFERED:
-            self.connection.go_on()
+            self.connection.resume_reading()
         return data
 
     async def body(self, limit: int) -> bytes:
@@ -115,7 +117,7 @@ class Incoming:
 Handler = Callable[[Incoming], Awaitable[None]]
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(SocketProtocol):
     """One connection of a client."""
 
     def __init__(self, handle: Handler, connections: set["ClientConnection"], *, secure: bool) -> None:
@@ -123,7 +125,7 @@ class ClientConnection(asyncio.Protocol):
         self._connections = connections
         self.scheme = b"https" if secure else b"http"
         self.address = ""
-        self.transport: asyncio.Transport | None = None
+        self.is_local = False  # on this machine
         self.left = asyncio.Event()
         self.on_writable: Callable[[bool], None] | None = (
             None  # told when the client takes too little, and again enough
@@ -141,11 +143,6 @@ class ClientConnection(asyncio.Protocol):
 
     # towards the client
 
-    def write(self, data: bytes) -> None:
-        """Bytes of an answer."""
-        if self.transport is not None:
-            self.transport.write(data)
-
     def answer(self, status: int, body: bytes, request: Incoming, **more: Any) -> None:
         """A whole answer of the gateway's own."""
         close = not request.keep_alive or not request.whole
@@ -155,26 +152,6 @@ class ClientConnection(asyncio.Protocol):
         self.write(data)
         request.keep_alive = not close
 
-    def hold(self) -> None:
-        """Read no more for now."""
-        if self.transport is not None:
-            self.transport.pause_reading()
-
-    def go_on(self) -> None:
-        """Read again."""
-        if self.transport is not None:
-            self.transport.resume_reading()
-
-    def close(self) -> None:
-        """Send what is left, then close."""
-        if self.transport is not None:
-            self.transport.close()
-
-    def abort(self) -> None:
-        """Close in the middle of an answer, so that the client sees that it is not whole."""
-        if self.transport is not None:
-            self.transport.abort()
-
     def drain(self) -> None:
         """Take no further requests."""
         self.draining = True
@@ -183,9 +160,10 @@ class ClientConnection(asyncio.Protocol):
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
-        peer = self.transport.get_extra_info("peername")
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
         self.address = peer[0] if isinstance(peer, tuple) else "local"
+        self.is_local = not isinstance(peer, tuple) or _is_loopback(peer[0])
         self._connections.add(self)
         self._task = asyncio.get_running_loop().create_task(self._serve())
         self._limit(IDLE_S)
@@ -220,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as upgrade:
             if self._requests:
                 self._requests[-1].rest_of_tunnel = data[upgrade.args[0] :]
-            self.hold()
+            self.pause_reading()
         except httptools.HttpParserError as error:
             self._refuse(400, f"not a valid HTTP request: {error}")
 
@@ -266,7 +244,7 @@ class ClientConnection(asyncio.Protocol):
         self._limit(None)
         self._requests.append(request)
         if len(self._requests) > MOST_PIPELINED:
-            self.hold()
+            self.pause_reading()
         if (request.header(b"expect") or b"").lower() == b"100-continue" and len(self._requests) == 1:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._arrived.set()
@@ -299,7 +277,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             if not request.keep_alive or not request.whole or self.draining:
                 break
-            self.go_on()
+            self.resume_reading()
             if not self._requests and self._reading is None:
                 self._limit(IDLE_S)
         self.close()
@@ -310,3 +288,10 @@ class ClientConnection(asyncio.Protocol):
         self._timer = None
         if seconds is not None:
             self._timer = asyncio.get_running_loop().call_later(seconds, self.close)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -31,6 +31,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: str | None = None
     tls_key: str | None = None
     drain_s: float = 30.0
+    hedge_s: float | None = None
 
 
 class RunningGateway:
@@ -66,7 +67,7 @@ class RunningGateway:
                     await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.abort()
-        self.gateway.pool.close()
+        self.gateway.forwarder.pool.close()
 
 
 def read_table(path: Path) -> RouteTable:
@@ -108,7 +109,7 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
 
 
 async def _run(settings: GatewaySettings) -> None:
-    gateway = Gateway()
+    gateway = Gateway(hedge_s=settings.hedge_s)
     gateway.update(read_table(settings.routes))
     running = RunningGateway(gateway)
     stop = asyncio.Event()

@@ -20,6 +20,9 @@ class GatewayMetrics:
         )
         self.held = Gauge("podway_gateway_held", "Requests that wait for a first replica.", by_service, registry=of)
         self._retries = Counter("podway_gateway_retries", "Requests sent to another replica.", by_service, registry=of)
+        self._hedges = Counter(
+            "podway_gateway_hedges", "Requests sent to a second replica at once.", by_service, registry=of
+        )
         self._first_byte = Histogram(
             "podway_gateway_first_byte_seconds",
             "From the request to the first byte of the answer's body.",
@@ -48,6 +51,10 @@ class GatewayMetrics:
     def retried(self, service: str) -> None:
         """A request goes to another replica."""
         self._retries.labels(service).inc()
+
+    def hedged(self, service: str) -> None:
+        """A request goes to a second replica as well."""
+        self._hedges.labels(service).inc()
 
     def used(self, service: str, user: str, prompt: int, completion: int) -> None:
         """Tokens of an answer."""

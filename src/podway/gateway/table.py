@@ -36,6 +36,9 @@ class RoutedService(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     backends: tuple[Backend, ...] = ()
     model: str | None = None  # requests of the OpenAI API that name it come here
     model_prefix: str = "/v1"  # where the replica has its OpenAI API
+    format: Literal["openai", "tgi"] = "openai"  # what the replica speaks; tgi with a template: translated (tgi.py)
+    chat_template: str | None = None
+    eos_token: str | None = None
     hosts: tuple[str, ...] = ()  # host names that stand for it
     auth: bool = True
     strip_prefix: bool = True
@@ -48,6 +51,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who has a key, and how much of what they may use."""
 
     user: str
+    admin: bool = False  # may read /metrics from anywhere
     services: tuple[str, ...] | None = None  # None: all
     requests_per_minute: float | None = None
     tokens_per_day: int | None = None

@@ -6,10 +6,11 @@ nobody waits any more.
 """
 
 import asyncio
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import httptools
 
+from podway.gateway.socket_protocol import SocketProtocol
 from podway.gateway.wire import Header
 
 CONNECT_S = 5.0
@@ -35,13 +36,12 @@ class ResponseReceiver(Protocol):
         """Bytes of another protocol, after an upgrade."""
 
 
-class ReplicaConnection(asyncio.Protocol):
+class ReplicaConnection(SocketProtocol):
     """One connection to a replica."""
 
     def __init__(self, pool: "ReplicaPool", address: str) -> None:
         self.pool = pool
         self.address = address
-        self.transport: asyncio.Transport | None = None
         self.answered = False  # something came for the request that is on it
         self.is_tunnel = False
         self.writable = asyncio.Event()
@@ -63,42 +63,22 @@ class ReplicaConnection(asyncio.Protocol):
         self.answered = False
         self.transport.write(head)
 
-    async def write(self, data: bytes) -> None:
+    async def send_part(self, data: bytes) -> None:
         """More of the request, no faster than the replica takes it."""
-        if self.transport is not None:
-            self.transport.write(data)
-            await self.writable.wait()
-
-    def write_now(self, data: bytes) -> None:
-        """Bytes of a tunnel."""
-        if self.transport is not None:
-            self.transport.write(data)
+        self.write(data)
+        await self.writable.wait()
 
     @property
     def idle(self) -> bool:
         """No request is on it."""
         return self._receiver is None
 
-    def hold(self) -> None:
-        """Read no more for now: the client is slower than the replica."""
-        if self.transport is not None:
-            self.transport.pause_reading()
-
-    def go_on(self) -> None:
-        """Read again."""
-        if self.transport is not None:
-            self.transport.resume_reading()
-
     def abandon(self) -> None:
         """Nobody waits for the answer any more."""
         self._receiver = None
-        if self.transport is not None:
-            self.transport.abort()
+        self.abort()
 
     # asyncio
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
@@ -175,10 +155,10 @@ class ReplicaConnection(asyncio.Protocol):
         if receiver is None:
             return
         if keep:
-            self.go_on()
+            self.resume_reading()
             self.pool.give_back(self)
-        elif self.transport is not None:
-            self.transport.close()
+        else:
+            self.close()
         receiver.on_end()
 
 
@@ -208,8 +188,8 @@ class ReplicaPool:
         idle = self._idle.setdefault(connection.address, [])
         if len(idle) < MOST_IDLE and connection.transport is not None and not connection.transport.is_closing():
             idle.append(connection)
-        elif connection.transport is not None:
-            connection.transport.close()
+        else:
+            connection.close()
 
     def forget(self, connection: ReplicaConnection) -> None:
         """The connection is gone."""
@@ -221,8 +201,7 @@ class ReplicaPool:
         """Close what leads to replicas that are no more."""
         for address in set(self._idle) - addresses:
             for connection in self._idle.pop(address):
-                if connection.transport is not None:
-                    connection.transport.close()
+                connection.close()
 
     def close(self) -> None:
         """Close everything that waits."""
