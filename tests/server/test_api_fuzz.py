@@ -50,6 +50,13 @@ SEEDS: dict[str, Any] = {
     "TokenBody": {"user": "bob", "role": "viewer", "name": "laptop", "lifetime_s": 60.0},
     "GrantBody": {"right": "use"},
     "MemberBody": {"role": "viewer"},
+    "GatewayReportBody": {
+        "gateway": "g1",
+        "sequence": 1,
+        "url": "http://gateway",
+        "services": [{"service": "s", "window_s": 5.0, "arrived": 3, "failures": {"s-1": 1}, "ttft": {"count": 3}}],
+        "usage": [{"day": "2026-11-16", "user": "bob", "service": "s", "model": "m", "requests": 3}],
+    },
     "PlanBody": {"model": "llama3.1-8b", "tpu": "v6e-8", "seq": 1024, "tokens": 1e9},
 }
 OUTSIDE = {(path, "GET") for path in ("/openapi.json", "/healthz", "/", "/login", "/page/{path:path}")}

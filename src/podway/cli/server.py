@@ -156,14 +156,14 @@ def logs(tail: int, follow: bool) -> None:
 @click.argument("user")
 @click.option(
     "--role",
-    type=click.Choice(["member", "viewer", "admin"]),
+    type=click.Choice(["member", "viewer", "admin", "gateway"]),
     default="member",
     show_default=True,
-    help="viewer: reads only; admin: everything, also tokens and projects.",
+    help="viewer: reads only; admin: everything, also tokens and projects; gateway: learns routes and reports, nothing else.",
 )
 @click.option("--name", default="", help="What it is for, such as laptop; shown in lists and in the audit log.")
 @click.option("--expires", metavar="DURATION", default="90d", show_default=True, help="Such as 12h or 30d, or never.")
-def token(user: str, role: Literal["member", "viewer", "admin"], name: str, expires: str) -> None:
+def token(user: str, role: Literal["member", "viewer", "admin", "gateway"], name: str, expires: str) -> None:
     """Create a token for USER. It is shown once; only its digest is stored."""
     lifetime = None if expires == "never" else parse_duration(expires, "--expires")
     made = Client().make_token(user, role, name=name, lifetime_s=lifetime)

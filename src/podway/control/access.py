@@ -1,20 +1,20 @@
-"""Who may do what. Pure: from a caller and a cluster to the right the caller has on it.
+"""Who may do what. Pure: from a caller and a cluster (or service) to the right the caller has on it.
 
     MANAGE  stop, start, delete, autostop, share, cancel anybody's jobs
     USE     queue jobs, run commands, open shells, cancel one's own jobs
     VIEW    see it, its jobs, their logs
 
 The owner and administrators manage a cluster; members of its project manage it and the project's viewers view it; others have what
-was granted to them on this cluster. A token's role caps all of this: a viewer's token only ever views. Who has no right on a
-cluster is told that there is none.
+was granted to them on this cluster. A token's role caps all of this: a viewer's token only ever views, and a gateway's only learns
+routes and reports what it saw. Who has no right on a cluster is told that there is none.
 """
 
 import enum
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
-from podway.control.records import Cluster, Job
+from podway.control.records import Cluster, Grant, Job
 from podway.errors import UserError
 
 
@@ -26,9 +26,10 @@ class Right(enum.IntEnum):
     MANAGE = 3
 
 
-Role = Literal["admin", "member", "viewer"]
-# Who may call a route: anybody with a token, who may create things, who has this right on the cluster of the path, administrators.
-Access = Literal["anyone", "create", "view", "use", "manage", "admin"]
+Role = Literal["admin", "member", "viewer", "gateway"]
+# Who may call a route: any person with a token, who may create things, who has this right on the cluster or service of the path,
+# administrators, gateways (and administrators).
+Access = Literal["anyone", "create", "view", "use", "manage", "admin", "gateway"]
 RIGHTS: dict[Access, Right] = {"view": Right.VIEW, "use": Right.USE, "manage": Right.MANAGE}
 
 
@@ -46,10 +47,32 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return self.role == "admin"
 
 
-def right_on(cluster: Cluster, caller: Caller) -> Right | None:
+class Owned(Protocol):
+    """Something that belongs to a person: a cluster or a service."""
+
+    @property
+    def name(self) -> str:
+        """Of it."""
+
+    @property
+    def user(self) -> str:
+        """Whose it is."""
+
+    @property
+    def project(self) -> str | None:
+        """Whose members may manage it too."""
+
+    @property
+    def grants(self) -> tuple[Grant, ...]:
+        """What its owner allows others."""
+
+
+def right_on(cluster: Owned, caller: Caller) -> Right | None:
     """The highest right; None: not even to know of it."""
     if caller.admin:
         return Right.MANAGE
+    if caller.role == "gateway":
+        return None
     found = 0
     if cluster.user == caller.user:
         found = Right.MANAGE
@@ -62,17 +85,17 @@ def right_on(cluster: Cluster, caller: Caller) -> Right | None:
     return Right(found) if found else None
 
 
-def allows(cluster: Cluster, caller: Caller, needed: Right) -> bool:
+def allows(cluster: Owned, caller: Caller, needed: Right) -> bool:
     """Whether the caller has at least this right."""
     found = right_on(cluster, caller)
     return found is not None and found >= needed
 
 
-def require(cluster: Cluster, caller: Caller, needed: Right) -> None:
+def require(cluster: Owned, caller: Caller, needed: Right) -> None:
     """Refuse who has less."""
     if not allows(cluster, caller, needed):
         raise UserError(
-            f"{caller.user} may not {needed.name.lower()} cluster {cluster.name}, which belongs to {cluster.user}",
+            f"{caller.user} may not {needed.name.lower()} {cluster.name}, which belongs to {cluster.user}",
             f"ask them: podway share {cluster.name} {caller.user}",
             status=403,
         )
@@ -80,8 +103,12 @@ def require(cluster: Cluster, caller: Caller, needed: Right) -> None:
 
 def check_role(caller: Caller, access: Access) -> None:
     """Refuse what the token's role excludes, before anything is looked up."""
-    if access == "admin" and not caller.admin:
+    if access == "gateway" and caller.role in ("admin", "gateway"):
+        return
+    if access in ("admin", "gateway") and not caller.admin:
         raise UserError(f"{caller.user} may not do this", "ask an administrator of this server", status=403)
+    if caller.role == "gateway":
+        raise UserError("this token is a gateway's", "use a person's token", status=403)
     if caller.role == "viewer" and access in ("create", "use", "manage"):
         raise UserError("this token may only read", "ask an administrator for one with the role member", status=403)
 

@@ -98,8 +98,13 @@ def _give_tokens_roles(db: sa.Connection) -> None:
     db.execute(sa.text("ALTER TABLE tokens DROP COLUMN admin"))
 
 
+def _add_services(db: sa.Connection) -> None:
+    """3 -> 4: services, their replicas, gateways and usage get tables of their own, which `prepare` creates empty."""
+
+
 MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _nest_records,
     _give_tokens_roles,
+    _add_services,
 )  # the first leads from 1 to 2
 SCHEMA = 1 + len(MIGRATIONS)

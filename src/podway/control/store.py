@@ -21,19 +21,15 @@ from podway.control.failover import Place, PlaceRecord, place_of
 from podway.control.migrations import prepare
 from podway.control.people import People
 from podway.control.records import Cluster, ClusterState, Event, Job
+from podway.control.service_store import ServiceRows
 from podway.control.tables import READ_ONLY, clusters, events, jobs, tries
+from podway.control.writing import UPDATE_TRIES, Stale, add_events
 from podway.decoding import from_json
 from podway.errors import UserError
 from podway.extras import explain
 from podway.order import Order
 
-UPDATE_TRIES = 50
 CONNECTIONS, MORE_CONNECTIONS = 16, 48  # kept open, and opened for a moment when all threads read at once
-EVENTS_KEPT = 2000  # for each cluster; older ones are dropped as new ones come
-
-
-class Stale(Exception):
-    """The row changed since it was read, or is no longer ours."""
 
 
 class AlreadyEnded(Stale):
@@ -91,6 +87,7 @@ class Store:
         self.engine = engine
         self.reader = engine.execution_options(**READ_ONLY)
         self.people = People(engine)
+        self.services = ServiceRows(engine, lambda key: self.written(key))
         self.written: Callable[[str], None] = lambda cluster_id: None  # told of every write, after it is durable
 
     # clusters
@@ -162,7 +159,7 @@ class Store:
         with self.engine.begin() as db:
             if db.execute(sa.update(clusters).where(*guard).values(**values)).rowcount != 1:
                 raise Stale(f"cluster {cluster.name} changed")
-            _add_events(db, events)
+            add_events(db, events)
         self.written(cluster.id)
         return new
 
@@ -247,7 +244,7 @@ class Store:
                 )
             )
             if event is not None:
-                _add_events(db, (msgspec.structs.replace(event, job=number),))
+                add_events(db, (msgspec.structs.replace(event, job=number),))
         self.written(job.cluster_id)
         return job
 
@@ -299,7 +296,7 @@ class Store:
         with self.engine.begin() as db:
             if db.execute(sa.update(jobs).where(*guard).values(**values)).rowcount != 1:
                 raise Stale(f"job {job.number} changed")
-            _add_events(db, events)
+            add_events(db, events)
         self.written(job.cluster_id)
         return new
 
@@ -335,7 +332,7 @@ class Store:
     def add_event(self, event: Event) -> None:
         """Append to the history."""
         with self.engine.begin() as db:
-            _add_events(db, (event,))
+            add_events(db, (event,))
         self.written(event.cluster_id)
 
     def events(self, cluster_id: str, after: int = 0, limit: int = 500) -> list[Event]:
@@ -414,12 +411,4 @@ def _change_event(new: Cluster | Job, text: str, detail: dict[str, str] | None =
     return (Event(time=time.time(), cluster_id=cluster_id, job=job, text=text, detail=label),)
 
 
-def _add_events(db: sa.Connection, new: tuple[Event, ...]) -> None:
-    for event in new:
-        key = db.execute(
-            sa.insert(events).values(cluster_id=event.cluster_id, body=msgspec.json.encode(event))
-        ).inserted_primary_key[0]  # type: ignore[index]
-        if key % 500 == 0:
-            db.execute(
-                sa.delete(events).where(events.c.cluster_id == event.cluster_id, events.c.id < key - EVENTS_KEPT)
-            )
+__all__ = ["AlreadyEnded", "Stale", "Store", "open_store", "sqlite_url"]

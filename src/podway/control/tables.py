@@ -95,3 +95,64 @@ audit = sa.Table(
     sa.Column("target", sa.String, nullable=False),
     sa.Column("status", sa.Integer, nullable=False),
 )
+
+# Services, as clusters: what is searched or guarded is a column, the rest one JSON body.
+services = sa.Table(
+    "services",
+    meta,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("name", sa.String, nullable=False, index=True),
+    sa.Column("live_name", sa.String, unique=True),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("created", sa.Float, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("owner", sa.String),
+    sa.Column("lease_until", sa.Float, nullable=False, default=0.0),
+    sa.Column("next_replica", sa.Integer, nullable=False, default=1),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+replicas = sa.Table(
+    "replicas",
+    meta,
+    sa.Column("service_id", sa.String, sa.ForeignKey("services.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("open", sa.Boolean, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("replicas_open", "service_id", "open"),
+)
+
+gateways = sa.Table(
+    "gateways",
+    meta,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("url", sa.String, nullable=False),
+    sa.Column("seen", sa.Float, nullable=False),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+)
+
+# What gateways saw lately, by service; the autoscaler reads it, and old rows go.
+loads = sa.Table(
+    "loads",
+    meta,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("service", sa.String, nullable=False),
+    sa.Column("gateway", sa.String, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("loads_service", "service", "at"),
+)
+
+usage = sa.Table(
+    "usage",
+    meta,
+    sa.Column("day", sa.String, primary_key=True),
+    sa.Column("user", sa.String, primary_key=True),
+    sa.Column("service", sa.String, primary_key=True),
+    sa.Column("model", sa.String, primary_key=True),
+    sa.Column("requests", sa.BigInteger, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("completion_tokens", sa.BigInteger, nullable=False),
+)

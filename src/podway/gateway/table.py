@@ -58,7 +58,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RouteTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at once; `version` grows with each change."""
+    """Everything at once; `version` names this content, and another table has another one."""
 
     version: int = 0
     services: tuple[RoutedService, ...] = ()

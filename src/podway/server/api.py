@@ -61,7 +61,7 @@ class TokenBody(Body, frozen=True):
     """A person to make a token for. `lifetime_s`: null for one that never expires."""
 
     user: str
-    role: Literal["admin", "member", "viewer"] = "member"
+    role: Literal["admin", "member", "viewer", "gateway"] = "member"
     name: str = ""
     lifetime_s: float | None = 90 * 86400.0
 

@@ -129,6 +129,10 @@ class AsyncClient:
     orphans = _call(Client.orphans)
     purge = _call(Client.purge)
 
+    gateway_routes = _call(Client.gateway_routes)
+    gateway_report = _call(Client.gateway_report)
+    usage_by_day = _call(Client.usage_by_day)
+
     info = _call(Client.info)
     page_link = _call(Client.page_link)
     make_token = _call(Client.make_token)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack, cast
 
 import msgspec
@@ -25,7 +25,9 @@ from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.server import api
 from podway.server.connection import RETRY_S, ClientClosed, NoServer, ServerConnection
+from podway.server.service_client import ServiceCalls
 from podway.server.task_source import TaskKeywords, TaskSource, read_source
+from podway.server.urls import query, quote
 
 if TYPE_CHECKING:
     from podway.hosts.manifest import FileTree
@@ -61,7 +63,7 @@ class LogKeywords(TypedDict, total=False):
     spread: bool  # behind a line shown once for several hosts, the range of each figure that differs
 
 
-class Client:
+class Client(ServiceCalls):
     """See the module docstring. Every method raises UserError, with what to do, when it cannot do what it is asked."""
 
     def __init__(self, url: str | None = None, token: str | None = None, *, retry_s: float = RETRY_S) -> None:
@@ -208,9 +210,9 @@ class Client:
             "spread": spread,
         }
         while True:
-            query = _query({**shown, "colour": colour, "tail": tail, "cursor": cursor, "event": event})
+            found = query({**shown, "colour": colour, "tail": tail, "cursor": cursor, "event": event})
             try:
-                with self._connection.opened("GET", f"{_at(cluster)}/jobs/{job}/watch?{query}") as response:
+                with self._connection.opened("GET", f"{_at(cluster)}/jobs/{job}/watch?{found}") as response:
                     while line := response.readline():
                         broken_since = None
                         frame = decoder.decode(line)
@@ -244,8 +246,8 @@ class Client:
 
     def overview(self, past: float | None = None) -> api.ClustersReply:
         """Clusters, and how many orphaned resources the server has noticed."""
-        query = "" if past is None else f"?past={past}"
-        return self._call("GET", f"/v1/clusters{query}", api.ClustersReply)
+        since = "" if past is None else f"?past={past}"
+        return self._call("GET", f"/v1/clusters{since}", api.ClustersReply)
 
     def cluster(self, name: str) -> api.ClusterView:
         """One cluster."""
@@ -289,7 +291,7 @@ class Client:
         """The command line that opens a shell on a host, or runs one command there; made here from what the server knows."""
         from podway.server.shell import shell_command  # few commands need it
 
-        reply = self._call("GET", f"{_at(cluster)}/shell?{_query({'rank': rank})}", api.ShellReply)
+        reply = self._call("GET", f"{_at(cluster)}/shell?{query({'rank': rank})}", api.ShellReply)
         return shell_command(reply, command, cluster=cluster, own_server=self._connection.is_own)
 
     def orphans(self, *, look: bool = True) -> api.OrphansReply:
@@ -318,7 +320,7 @@ class Client:
     def make_token(
         self,
         user: str,
-        role: Literal["admin", "member", "viewer"] = "member",
+        role: Literal["admin", "member", "viewer", "gateway"] = "member",
         *,
         name: str = "",
         lifetime_s: float | None = 90 * 86400.0,
@@ -337,7 +339,7 @@ class Client:
 
     def set_member(self, project: str, user: str, role: Literal["member", "viewer"] | None = "member") -> None:
         """Put a person into a project, or (None) take them out."""
-        path = f"/v1/projects/{_quote(project)}/members/{_quote(user)}"
+        path = f"/v1/projects/{quote(project)}/members/{quote(user)}"
         if role is None:
             self._call("DELETE", path, api.MembersReply)
         else:
@@ -345,22 +347,22 @@ class Client:
 
     def share(self, cluster: str, user: str, right: Literal["view", "use"] | None = "use") -> api.ClusterView:
         """Let a person view or use a cluster, or (None) no longer."""
-        path = f"{_at(cluster)}/grants/{_quote(user)}"
+        path = f"{_at(cluster)}/grants/{quote(user)}"
         if right is None:
             return self._call("DELETE", path, api.ClusterView)
         return self._call("PUT", path, api.ClusterView, api.GrantBody(right=right))
 
     def audit(self, limit: int = 100, user: str | None = None) -> list[api.AuditView]:
         """Who did what, the latest first."""
-        return self._call("GET", f"/v1/audit?{_query({'limit': limit, 'user': user})}", api.AuditReply).entries
+        return self._call("GET", f"/v1/audit?{query({'limit': limit, 'user': user})}", api.AuditReply).entries
 
     def revoke_token(self, token_id: str) -> None:
         """Forget one token."""
-        self._call("DELETE", f"/v1/tokens/{_quote(token_id)}", api.TokensReply)
+        self._call("DELETE", f"/v1/tokens/{quote(token_id)}", api.TokensReply)
 
     def revoke(self, user: str) -> None:
         """Revoke a person's tokens."""
-        self._call("DELETE", f"/v1/users/{_quote(user)}", api.TokensReply)
+        self._call("DELETE", f"/v1/users/{quote(user)}", api.TokensReply)
 
     # knowing before paying, on this machine
 
@@ -429,21 +431,4 @@ def _request_id() -> str:
 
 
 def _at(cluster: str) -> str:
-    return f"/v1/clusters/{_quote(cluster)}"
-
-
-def _quote(text: str) -> str:
-    if text.isascii() and text.replace("-", "").replace("_", "").isalnum():
-        return text
-    from urllib.parse import quote  # most names need no quoting, and urllib is slow to import
-
-    return quote(text, safe="")
-
-
-def _query(options: Mapping[str, str | int | bool | None]) -> str:
-    """`a=1&b=true`; what is None, False or empty is left out."""
-    pairs = []
-    for key, value in options.items():
-        if value is not None and value != "" and value is not False:
-            pairs.append(f"{key}={_quote('true' if value is True else str(value))}")
-    return "&".join(pairs)
+    return f"/v1/clusters/{quote(cluster)}"

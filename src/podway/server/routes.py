@@ -3,6 +3,7 @@
 from podway.launch_options import LaunchRequest
 from podway.server import api, cluster_routes, job_routes, page_api, page_routes, people_routes
 from podway.server.routing import Route, Stream
+from podway.server.service_route_table import SERVICE_ROUTES
 
 _C = "/v1/clusters/{cluster}"
 _J = f"{_C}/jobs/{{job}}"
@@ -378,4 +379,5 @@ ROUTES: tuple[Route, ...] = (
         reply=api.AuditReply,
         query={"limit": int, "user": str},
     ),
+    *SERVICE_ROUTES,
 )

@@ -49,6 +49,12 @@ class TokenCache:
         """Who holds a token now, by its digest."""
         return self._caller(self._known.get(digest))
 
+    def holders(self) -> list[tuple[str, Caller]]:
+        """The digest of every token that is valid now, and who holds it."""
+        now = time.time()
+        valid = [row for row in self._known.values() if row.expires is None or row.expires > now]
+        return [(row.digest, self._caller(row)) for row in valid]
+
     def _caller(self, found: TokenRow | None) -> Caller:
         if found is None:
             raise UserError("this token is not known here", "ask for a new one, then: podway login URL", status=401)
