@@ -35,9 +35,11 @@ _FOREVER = 1 << 63
 
 Shown = Line | list[Line]  # one rank's line; or lines of one phase that say the same, of different ranks in their order
 Key = bytes | tuple[str, bytes]
-_Queued = tuple[int, int, str, int, bytes, Key]  # a line, and what is equal for lines that say the same
-_KEY: Final = 5
-_time = itemgetter(TIME)
+_Queued = tuple[int, Key, Line]  # its time, what is equal for lines that say the same, and the line
+_KEY: Final = 1
+_LINE: Final = 2
+_time = itemgetter(TIME)  # of a line and of a queued one
+_line = itemgetter(_LINE)
 _rank = itemgetter(RANK)
 _text = itemgetter(TEXT)
 
@@ -95,13 +97,13 @@ class Collapser:
         lead = -1
         _, ranks, _, _, texts = zip(*lines, strict=True)
         for line, said in zip(lines, self._alike.keys(ranks, texts), strict=True):
-            time, rank, phase, end, text = line
+            time, rank, phase, _, _ = line
             if time >= self._next_check:
                 self._expire(time)
             if not rank:
                 lead = time
             key: Key = said if phase == RUN else (phase, said)
-            queues[rank].append((time, rank, phase, end, text, key))
+            queues[rank].append((time, key, line))
             bit = bits[rank]
             held = holders.get(key, 0)
             if held & bit:
@@ -196,14 +198,13 @@ class Collapser:
         Also where the latest copy of each text is that more than one rank has queued, and each rank's latest line.
         """
         taken.sort(key=_time)
-        self._lines -= len(taken)
-        self._bytes -= sum(map(len, map(_text, taken)))
+        self._count_off(taken)
         groups: list[_Queued | list[_Queued]] = []
         found: dict[Key, int] = {}
         place = [-1] * len(self._queues)
         holders, again = self._holders, self._again
-        for line in taken:
-            _, rank, _, _, _, key = line
+        for queued in taken:
+            _, key, (_, rank, _, _, _) = queued
             if again[rank] and self._was_copy(rank, key):
                 rest = 1
             else:
@@ -214,12 +215,12 @@ class Collapser:
                 at = found.get(key, -1)
                 if at > place[rank]:
                     place[rank] = at
-                    cast(list[_Queued], groups[at]).append(line)
+                    cast(list[_Queued], groups[at]).append(queued)
                     continue
                 found[key] = len(groups)
-                groups.append([line])
+                groups.append([queued])
             else:
-                groups.append(line)
+                groups.append(queued)
             place[rank] = len(groups) - 1
         return groups, found, place
 
@@ -239,24 +240,26 @@ class Collapser:
             if isinstance(group, list):
                 self._show_group(group)
             else:
-                self._shown.append(group[:_KEY])
+                self._shown.append(group[_LINE])
 
     def _show_group(self, queued: list[_Queued]) -> None:
         """Once for all of them, or one by one if they are few."""
-        lines = [line[:_KEY] for line in queued]
+        lines = [*map(_line, queued)]
         if len(lines) >= GROUP or len(lines) == len(self._queues):
             lines.sort(key=_rank)
             self._shown.append(lines)
         else:
             self._shown += lines
 
-    def _release(self, lines: list[_Queued], key: Key) -> None:
+    def _count_off(self, queued: list[_Queued]) -> None:
+        self._lines -= len(queued)
+        self._bytes -= sum(map(len, map(_text, map(_line, queued))))
+
+    def _release(self, queued: list[_Queued], key: Key) -> None:
         """Copies of one text have left the queues of different ranks."""
-        self._lines -= len(lines)
-        self._bytes -= sum(map(len, map(_text, lines)))
+        self._count_off(queued)
         held = self._holders.pop(key)
-        for line in lines:
-            rank = line[RANK]
+        for _, _, (_, rank, _, _, _) in queued:
             if not (self._again[rank] and self._was_copy(rank, key)):
                 held ^= self._bits[rank]
         if held:

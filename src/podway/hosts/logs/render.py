@@ -85,7 +85,8 @@ class Renderer:
         self._second = (-1, "")
         self._merger = Merger(self.hosts, skew=skew, limit=MERGE_BYTES // len(self.ranks))
         self._collapser = None if options.raw or len(self.ranks) == 1 else Collapser(self.hosts, alike=Alike(ips))
-        self._merged: deque[Line] = deque()  # in order, and not looked at yet
+        self._merged: list[Line] = []  # in order; from `_at` on not looked at yet
+        self._at = 0
         self._ending: set[int] = set()
         for rank in set(range(self.hosts)) - set(self.ranks):
             self._merger.end(rank)
@@ -95,12 +96,16 @@ class Renderer:
     @property
     def full(self) -> set[int]:
         """The ranks not to read from for now."""
-        return set(self.ranks) if self._merged else self._merger.full
+        return set(self.ranks) if self._pending else self._merger.full
 
     @property
     def busy(self) -> bool:
         """Whether `take` has more to do right now."""
-        return bool(self._merged or self._out)
+        return bool(self._pending or self._out)
+
+    @property
+    def _pending(self) -> int:
+        return len(self._merged) - self._at
 
     def offset(self, rank: int, phase: str) -> int:
         """Where to read on: behind what was pushed, or else behind what an earlier reader has seen."""
@@ -156,24 +161,27 @@ class Renderer:
     def take(self, now: float, most: int = MOST_AT_ONCE) -> list[str]:
         """The next lines to print, at most so many, after a look at as many more. `cursor` says how far they bring the reader."""
         if len(self._out) < most:  # or else leave it where it is bounded
-            if not self._merged:
-                self._merged += self._merger.pop(now)
+            if not self._pending:
+                self._merged, self._at = self._merger.pop(now), 0
             self._look_at(most, now)
         return self._printed(most)
 
     def finish(self, most: int = MOST_AT_ONCE) -> list[str]:
         """The next of all that is left, at the end of the log or of reading it; empty when nothing is."""
         self._merged += self._merger.pop(math.inf)
-        while self._merged and not self._out and not self._tail:
+        while self._pending and not self._out and not self._tail:
             self._look_at(most, 0.0)
-        if not self._merged or self._tail:
+        if not self._pending or self._tail:
             self._drain()
             self.caught_up()
         return self._printed(most)
 
     def _look_at(self, most: int, now: float) -> None:
         """Decide about the next lines, so many."""
-        lines = [self._merged.popleft() for _ in range(min(most, len(self._merged)))]
+        lines = self._merged[self._at : self._at + most]
+        self._at += len(lines)
+        if not self._pending:
+            self._merged, self._at = [], 0
         if self._collapser:
             self._collapser.push(lines, now)
             self._end_drained()
@@ -184,14 +192,14 @@ class Renderer:
     def _drain(self) -> None:
         """Decide about every line at once."""
         self._merged += self._merger.pop(math.inf)
-        self._look_at(len(self._merged), 0.0)
+        self._look_at(self._pending, 0.0)
         if self._collapser:
             self._out += self._collapser.finish()
             self._end_drained()
 
     def _end_drained(self) -> None:
         """Tell the collapser of ranks that have ended, once it has their last lines."""
-        if self._collapser and self._ending and not self._merged:
+        if self._collapser and self._ending and not self._pending:
             for rank in [rank for rank in self._ending if not self._merger.holds(rank)]:
                 self._collapser.end(rank)
                 self._ending.discard(rank)
