@@ -55,7 +55,7 @@ def test_who_may_use_which_service() -> None:
     assert keys == {
         "a": ApiKey(user="ann", services=("shared", "web")),
         "b": ApiKey(user="bob", services=("shared",)),
-        "d": ApiKey(user="root"),
+        "d": ApiKey(user="root", admin=True),
         "e": ApiKey(user="pat", services=("team",)),
     }
 

@@ -9,12 +9,11 @@ import pytest
 from podway.control.service_records import (
     GatewayInfo,
     ReplicaState,
-    ServiceLoad,
     ServiceState,
-    Usage,
 )
 from podway.control.service_store import ROUTES
 from podway.control.store import Stale, Store, open_store, sqlite_url
+from podway.gateway.report import ServiceLoad, Usage
 from tests.control.service_samples import replica, service
 
 

@@ -50,7 +50,7 @@ SEEDS: dict[str, Any] = {
     "TokenBody": {"user": "bob", "role": "viewer", "name": "laptop", "lifetime_s": 60.0},
     "GrantBody": {"right": "use"},
     "MemberBody": {"role": "viewer"},
-    "GatewayReportBody": {
+    "GatewayReport": {
         "gateway": "g1",
         "sequence": 1,
         "url": "http://gateway",

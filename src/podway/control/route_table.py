@@ -59,6 +59,9 @@ def _routed(service: Service, ready: list[Replica], address: Callable[[Replica],
         ),
         model=spec.model.name if spec.model else None,
         model_prefix=spec.model.prefix if spec.model else "/v1",
+        format=spec.model.format if spec.model else "openai",
+        chat_template=spec.model.chat_template if spec.model else None,
+        eos_token=spec.model.eos_token if spec.model else None,
         auth=spec.auth,
         strip_prefix=spec.strip_prefix,
         limits=tuple(_limit(one) for one in spec.rate_limits),
@@ -86,6 +89,6 @@ def _limit(one: RateLimit) -> RequestLimit:
 def _key(caller: Caller, services: list[Service]) -> ApiKey | None:
     """What a token opens; None: nothing."""
     if caller.admin:
-        return ApiKey(user=caller.user)
+        return ApiKey(user=caller.user, admin=True)
     names = tuple(sorted(one.name for one in services if (right_on(one, caller) or 0) >= Right.USE))
     return ApiKey(user=caller.user, services=names) if names else None

@@ -17,13 +17,12 @@ from podway.control.service_records import (
     Replica,
     ReplicaState,
     Service,
-    ServiceLoad,
     ServiceState,
-    Usage,
 )
 from podway.control.tables import READ_ONLY, gateways, loads, replicas, services, usage
 from podway.control.writing import UPDATE_TRIES, Stale, add_events
 from podway.decoding import from_json
+from podway.gateway.report import ServiceLoad, Usage
 
 ROUTES = "routes"  # what to wait for, to hear of every change of a service
 LOADS_KEPT_S = 900.0

@@ -6,9 +6,10 @@ import time
 from podway.control.route_table import route_table
 from podway.control.service_records import GatewayInfo
 from podway.control.service_store import ROUTES
+from podway.gateway.report import GatewayReport
 from podway.gateway.table import RouteTable
 from podway.server.routing import ApiCall
-from podway.server.service_api import GatewayReportBody, GatewayReportReply, ModelUsageReply, RoutesReply
+from podway.server.service_api import GatewayReportReply, ModelUsageReply, RoutesReply
 
 LONGEST_WAIT_S = 60.0
 LOOK_S = 2.0  # how soon a change of tokens is seen, and what another server on the same database wrote
@@ -35,7 +36,7 @@ async def routes(call: ApiCall) -> RoutesReply:
 
 def report(call: ApiCall) -> GatewayReportReply:
     """What a gateway saw of each service, and what people used; a report sent twice counts once."""
-    body: GatewayReportBody = call.body
+    body: GatewayReport = call.body
     rows = call.services.store.services
     known = GatewayInfo(id=body.gateway, url=body.url, seen=time.time(), sequence=body.sequence)
     accepted, names = rows.add_report(known, body.services, body.usage)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from podway.server.urls import query
 
 if TYPE_CHECKING:
-    from podway.control.service_records import Usage
+    from podway.gateway.report import GatewayReport, Usage
     from podway.gateway.table import RouteTable
     from podway.server.connection import ServerConnection
-    from podway.server.service_api import GatewayReportBody
 
 
 class ServiceCalls:
@@ -27,7 +26,7 @@ class ServiceCalls:
         path = f"/v1/gateway/routes?{query({'after': after, 'wait': wait})}"
         return self._connection.call("GET", path, RoutesReply).table
 
-    def gateway_report(self, report: GatewayReportBody) -> bool:
+    def gateway_report(self, report: GatewayReport) -> bool:
         """Tell the server what a gateway saw; False for a report that it had already."""
         from podway.server.service_api import GatewayReportReply
 

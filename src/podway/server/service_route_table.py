@@ -1,5 +1,6 @@
 """The routes of services and gateways: a part of the table in `routes.py`."""
 
+from podway.gateway.report import GatewayReport
 from podway.server import gateway_routes, service_api
 from podway.server.routing import Route
 
@@ -19,7 +20,7 @@ SERVICE_ROUTES: tuple[Route, ...] = (
         function=gateway_routes.report,
         access="gateway",
         summary="What a gateway saw",
-        body=service_api.GatewayReportBody,
+        body=GatewayReport,
         reply=service_api.GatewayReportReply,
     ),
     Route(
