@@ -102,9 +102,14 @@ def _add_services(db: sa.Connection) -> None:
     """3 -> 4: services, their replicas, gateways and usage get tables of their own, which `prepare` creates empty."""
 
 
+def _add_gateway_keys(db: sa.Connection) -> None:
+    """4 -> 5: keys of the gateway get a table, which `prepare` creates empty."""
+
+
 MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _nest_records,
     _give_tokens_roles,
     _add_services,
+    _add_gateway_keys,
 )  # the first leads from 1 to 2
 SCHEMA = 1 + len(MIGRATIONS)

@@ -18,6 +18,7 @@ import msgspec
 import sqlalchemy as sa
 
 from podway.control.failover import Place, PlaceRecord, place_of
+from podway.control.gateway_keys import GatewayKeys
 from podway.control.migrations import prepare
 from podway.control.people import People
 from podway.control.records import Cluster, ClusterState, Event, Job
@@ -87,6 +88,7 @@ class Store:
         self.engine = engine
         self.reader = engine.execution_options(**READ_ONLY)
         self.people = People(engine)
+        self.gateway_keys = GatewayKeys(engine)
         self.services = ServiceRows(engine, lambda key: self.written(key))
         self.written: Callable[[str], None] = lambda cluster_id: None  # told of every write, after it is durable
 

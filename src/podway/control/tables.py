@@ -156,3 +156,18 @@ usage = sa.Table(
     sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
     sa.Column("completion_tokens", sa.BigInteger, nullable=False),
 )
+
+# Keys that open services and nothing else, with their limits (gateway_keys.py).
+gateway_keys = sa.Table(
+    "gateway_keys",
+    meta,
+    sa.Column("digest", sa.String, primary_key=True),
+    sa.Column("user", sa.String, nullable=False),
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("created", sa.Float, nullable=False),
+    sa.Column("expires", sa.Float),
+    sa.Column("services", sa.String),  # JSON; NULL: all
+    sa.Column("requests_per_minute", sa.Float),
+    sa.Column("tokens_per_day", sa.BigInteger),
+    sa.UniqueConstraint("user", "name"),
+)
