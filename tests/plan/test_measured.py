@@ -12,8 +12,9 @@ from podway.catalog.slices import find_slice
 from podway.cli.index import podway
 from podway.errors import UserError
 from podway.plan.chips import device_of, set_rates
-from podway.plan.measured import classes_of, compare, needed_rate_of, plan_of, read_run
+from podway.plan.measured import compare, needed_rate_of, plan_of, read_run
 from podway.plan.uncertainty import set_own_runs
+from podway.profile_trace import classes_of
 
 SETTINGS = """
 model: {name: llama3.1-8b}

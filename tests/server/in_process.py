@@ -18,6 +18,7 @@ from podway.providers import open_provider
 from podway.server.app import make_app
 from podway.server.notify import LiveRows, Notifier
 from podway.server.pacing import Turns
+from podway.server.rehearsals import Rehearsals
 from podway.server.routing import Services
 from podway.server.sessions import Sessions
 from podway.server.tokens import TokenCache
@@ -49,6 +50,7 @@ def server_in(place: Path, token: str) -> Iterator[TestClient]:
             quick=quick,
             slow=slow,
             sessions=Sessions(),
+            rehearsals=Rehearsals(),
         )
         with TestClient(make_app(services), raise_server_exceptions=False) as client:
             notifier._loop.close()

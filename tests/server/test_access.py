@@ -95,7 +95,8 @@ MATRIX: dict[str, tuple[int, ...]] = {
 def a_request(route: Route) -> tuple[str, str, Any]:
     path = route.path.replace("{cluster}", "c1").replace("{job}", "1").replace("{user}", "nobody")
     path = path.replace("{project}", "none").replace("{token}", "0" * 12)
-    if path.endswith("/watch"):
+    path = path.replace("{rehearsal}", "0" * 16)
+    if path.endswith(("/watch", "/metrics")):
         path += "?follow=false"
     if path.endswith("/changes"):
         path += "?seconds=0.01"
@@ -133,6 +134,7 @@ def test_the_table_has_every_kind_of_route() -> None:
             "upload",
             "plan",
             "report",  # several a minute from each gateway, and only counts
+            "chat",
         )
         assert route.audited or not changes, route.path
         assert route.access != "view" or route.method == "GET", route.path

@@ -57,6 +57,8 @@ SEEDS: dict[str, Any] = {
         "services": [{"service": "s", "window_s": 5.0, "arrived": 3, "failures": {"s-1": 1}, "ttft": {"count": 3}}],
         "usage": [{"day": "2026-11-16", "user": "bob", "service": "s", "model": "m", "requests": 3}],
     },
+    "RehearsalBody": {"slice": "v6e-8", "mesh": "fsdp=8", "batch": 8, "model": "no-such-model"},
+    "ChatBody": {"model": "m", "messages": [{"role": "user", "content": "hello"}], "temperature": 0.5},
     "PlanBody": {"model": "llama3.1-8b", "tpu": "v6e-8", "seq": 1024, "tokens": 1e9},
 }
 OUTSIDE = {(path, "GET") for path in ("/openapi.json", "/healthz", "/", "/login", "/page/{path:path}")}
@@ -108,6 +110,7 @@ def request(rng: random.Random) -> tuple[str, str, bytes | None]:
     path = path.replace("{job}", rng.choice(["1", "0", "-1", "99999999999999999999", "x", "1.5", "%F0%9F%92%A9"]))
     path = path.replace("{user}", rng.choice(["bob", "%2F", "x"]))
     path = path.replace("{project}", rng.choice(["p", "%2F", "x" * 200]))
+    path = path.replace("{rehearsal}", rng.choice(["0" * 16, "%00", "x"]))
     path = path.replace("{token}", rng.choice(["0123456789ab", "%00", "x"]))
     if rng.random() < 0.3:
         names = ["wait", "past", "after", "limit", "rank", "tail"]

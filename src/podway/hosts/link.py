@@ -11,10 +11,11 @@ Also here: how an agent is started on this machine, and how all of a simulated h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,18 @@ class Writer(Protocol):
 
 
 Connect = Callable[[], Awaitable[tuple[Reader, Writer]]]
+
+
+def connect_tcp(addresses: Sequence[str], port: int) -> Connect:
+    """Streams to a port of this machine or its network: the first address where something listens."""
+
+    async def connect() -> tuple[Reader, Writer]:
+        for address in addresses[:-1]:
+            with contextlib.suppress(OSError):
+                return await asyncio.open_connection(address, port)
+        return await asyncio.open_connection(addresses[-1], port)
+
+    return connect
 
 
 class AgentReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -226,6 +226,11 @@ def find_model(name: str) -> ModelShape:
         return shape_from_hf(read_config(Path(name)))
     if name.startswith((".", "/", "~")):
         raise UserError(f"no directory {name}", "give a directory with a config.json and weights")
+    return known_model(name)
+
+
+def known_model(name: str) -> ModelShape:
+    """The shape of a known name alone: a server opens no file of its own that somebody else names."""
     by_squeezed = {_squeezed(known): known for known in known_models()}
     found = by_squeezed.get(_squeezed(name))
     if found is None:

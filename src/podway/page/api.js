@@ -43,9 +43,8 @@ export async function openSession() {
   return session;
 }
 
-// Lines of a stream, each decoded; returns when it ends, throws when it breaks. `signal` ends it from here.
-export async function lines(path, signal, onLine) {
-  const response = await fetch(path, { signal });
+// The pieces of a streamed answer, cut at `end`; returns when it ends, throws when it breaks.
+async function pieces(response, end, onPiece) {
   if (!response.ok || !response.body) {
     let error = {};
     try {
@@ -60,10 +59,25 @@ export async function lines(path, signal, onLine) {
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    const parts = (held + value).split("\n");
+    const parts = (held + value).split(end);
     held = parts.pop();
-    for (const part of parts) if (part) onLine(JSON.parse(part));
+    for (const part of parts) if (part) onPiece(part);
   }
+}
+
+// Lines of a stream, each decoded. `signal` ends it from here.
+export const lines = async (path, signal, onLine) => pieces(await fetch(path, { signal }), "\n", (line) => onLine(JSON.parse(line)));
+
+// A request answered by server-sent events, each decoded.
+export async function events(path, body, signal, onEvent) {
+  const headers = { "content-type": "application/json", "x-podway-csrf": csrf };
+  const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+  await pieces(response, /\r?\n\r?\n/, (piece) => {
+    for (const line of piece.split(/\r?\n/)) {
+      const data = line.startsWith("data:") ? line.slice(5).trim() : "";
+      if (data && data !== "[DONE]") onEvent(JSON.parse(data));
+    }
+  });
 }
 
 // Call `onChange` whenever something was written, for as long as the page is open; `onState` hears "live", "away" and "ended".

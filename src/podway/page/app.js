@@ -8,12 +8,17 @@ import { Code, Empty, Loading, Problem } from "./parts/elements.js";
 import { Home } from "./views/home.js";
 import { ClusterView, Clusters } from "./views/clusters.js";
 import { JobPage } from "./views/job.js";
+import { Training } from "./views/training.js";
+import { Models } from "./views/models.js";
 import { Plan } from "./views/plan.js";
 import { Slices } from "./views/slices.js";
 import { Cost } from "./views/cost.js";
 import { Settings } from "./views/settings.js";
 
-const NAVIGATION = [["/", "Home"], ["/clusters", "Clusters"], ["/plan", "Plan"], ["/slices", "Slices"], ["/cost", "Cost"], ["/settings", "Settings"]];
+const NAVIGATION = [["/", "Home"], ["/clusters", "Clusters"], ["/training", "Training"], ["/models", "Models"], ["/plan", "Plan"], ["/slices", "Slices"], ["/cost", "Cost"], ["/settings", "Settings"]];
+
+// What the stream of changes may have changed.
+const LIVE = /^\/v1\/(clusters(?!.*\/(planned|models)$)|runs|served|services)/;
 
 function view(path, session) {
   const parts = path.split("/").filter(Boolean);
@@ -22,7 +27,7 @@ function view(path, session) {
   if (parts[0] === "clusters" && parts.length === 2) return html`<${ClusterView} key=${parts[1]} name=${parts[1]} session=${session} />`;
   if (parts[0] === "clusters" && parts[2] === "jobs" && parts.length === 4)
     return html`<${JobPage} key=${path} cluster=${parts[1]} number=${parts[3]} session=${session} />`;
-  const known = { plan: Plan, slices: Slices, cost: Cost, settings: Settings }[parts.length === 1 ? parts[0] : ""];
+  const known = { training: Training, models: Models, plan: Plan, slices: Slices, cost: Cost, settings: Settings }[parts.length === 1 ? parts[0] : ""];
   return known ? html`<${known} session=${session} />` : html`<${Empty} title="There is nothing here"><p><${Link} to="/">Home</${Link}></p></${Empty}>`;
 }
 
@@ -38,7 +43,7 @@ function App() {
     if (closed) return;
     openSession().then((found) => {
       setSession(found);
-      followChanges(() => refresh((one) => one.startsWith("/v1/clusters")), setLink);
+      followChanges(() => refresh((one) => LIVE.test(one)), setLink);
     }, setError);
   }, []);
   if (path === "/expired") return html`<${Closed} title="This link was used or has expired" text="A link opens the page once, within two minutes. Open another one:" />`;

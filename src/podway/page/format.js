@@ -38,3 +38,5 @@ export function big(value) {
 }
 
 export const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+
+export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);

@@ -24,6 +24,19 @@ export function useRoute() {
   return path;
 }
 
+// What stands behind the ? of the address: [values, set(changes)]; a link to a view with its choices can be sent to somebody.
+export function useQuery() {
+  const [, update] = useState({});
+  const values = new URLSearchParams(location.search);
+  const set = (changes) => {
+    for (const [name, value] of Object.entries(changes)) value ? values.set(name, value) : values.delete(name);
+    const text = values.toString().replaceAll("%2F", "/").replaceAll("%2C", ",");
+    history.replaceState(null, "", location.pathname + (text ? `?${text}` : ""));
+    update({});
+  };
+  return [values, set];
+}
+
 export function Link({ to, children, ...more }) {
   const click = (event) => {
     if (event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;

@@ -1,16 +1,11 @@
 """A run that was measured, beside its plan: the folder that `podway train` writes (`settings.yaml`, `metrics.jsonl`, `profile/`).
 
 1. `read_run(folder)` gives the settings of a run and the time of its steps: the median after those that compile and warm up.
-2. `classes_of(folder)` sums a profile's device time by class (products, attention, collectives, everything else), from the trace that
-   the profiler writes for Perfetto (`*.trace.json.gz`). None where the run has no profile of a TPU.
-3. `compare` sets both beside the plan of the same step. `needed_rate_of` is the rate of products at which the plan would have taken
-   as long as the run: what `podway calibrate` keeps.
+2. `compare` sets it, and what its profile says (`podway.profile_trace`), beside the plan of the same step. `needed_rate_of` is the
+   rate of products at which the plan would have taken as long as the run: what `podway calibrate` keeps.
 """
 
-import gzip
 import json
-import re
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -24,14 +19,9 @@ from podway.plan.network import place
 from podway.plan.plans import TrainPlan, evaluate
 from podway.plan.steptime import step_time
 from podway.plan.task_needs import flat_settings, training_of
+from podway.profile_trace import CLASSES, classes_of
 
 WARM_UP = 3  # steps: compiling, and the asynchronous ones after it
-CLASSES = ("products", "attention", "collectives", "other", "waiting")
-_CLASS_OF = (
-    (re.compile(r"splash|flash|attention"), "attention"),
-    (re.compile(r"all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute|send|recv"), "collectives"),
-    (re.compile(r"convolution|dot|ragged"), "products"),
-)
 
 
 class MeasuredRun(NamedTuple):
@@ -99,7 +89,7 @@ def compare(folder: Path, slice: Slice, slices: int = 1) -> tuple[TrainPlan, Mea
     }
     if measured:
         measured["waiting"] = max(0.0, run.seconds - sum(measured.values()))
-    rows = [Compared(name, planned[name], measured.get(name)) for name in CLASSES]
+    rows = [Compared(name, planned[name], measured.get(name)) for name in (*CLASSES, "waiting")]
     return plan, run, [*rows, Compared("step", time.total, run.seconds)]
 
 
@@ -111,40 +101,3 @@ def needed_rate_of(plan: TrainPlan, run: MeasuredRun) -> float:
         return step_time(shape, plan.mesh, plan.training, device, where).total
 
     return fit_rate(seconds, plan.slice.generation, run.seconds)
-
-
-def classes_of(folder: Path) -> dict[str, float] | None:
-    """Seconds of a step by class on the first device of a profile; None where there is none of a TPU."""
-    traces = sorted((folder / "profile").rglob("*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
-    if not traces:
-        return None
-    try:
-        document = json.loads(gzip.decompress(traces[-1].read_bytes()))
-        events = document["traceEvents"]
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{traces[-1]} cannot be read as a trace", "profile the run again, or remove the file"
-        ) from None
-    lines = {
-        (e["pid"], e.get("tid")): e["args"]["name"]
-        for e in events
-        if e.get("ph") == "M" and e.get("name") == "thread_name"
-    }
-    ops = sorted(key for key, name in lines.items() if name == "XLA Ops")
-    steps = sorted(key for key, name in lines.items() if name == "Steps")
-    if not ops:
-        return None
-    counted = sum(1 for e in events if e.get("ph") == "X" and steps and (e["pid"], e["tid"]) == steps[0]) or 1
-    found = dict.fromkeys(CLASSES[:-1], 0.0)
-    for event in events:
-        if event.get("ph") == "X" and (event["pid"], event.get("tid")) == ops[0]:
-            found[_class_of(event)] += float(event.get("dur", 0.0)) * 1e-6
-    return {name: seconds / counted for name, seconds in found.items()}
-
-
-def _class_of(event: Mapping[str, object]) -> str:
-    """By the operation's own name and category: a fusion of a product is a product."""
-    details = event.get("args")
-    category = details.get("hlo_category", "") if isinstance(details, Mapping) else ""
-    text = f"{event.get('name', '')} {category}".lower()
-    return next((name for pattern, name in _CLASS_OF if pattern.search(text)), "other")

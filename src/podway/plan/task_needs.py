@@ -11,7 +11,7 @@ A task without such a command has no needs that Podway can know: the answer is N
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -98,22 +98,32 @@ def command_of(task: Task) -> Command | None:
 
 def settings_of(command: Command, folder: Path | None = None) -> dict[str, str]:
     """A trainer's settings by their dotted names; a config file is looked for in `folder` too."""
+    return settings_from(command, lambda file: _contents(file, folder))
+
+
+def settings_from(command: Command, read: Callable[[str], bytes]) -> dict[str, str]:
+    """The same, where `read` finds the config file: a server never opens a file of its own that a task names."""
     words = [word for word in command.words if not word.startswith("--")]
     found: dict[str, str] = {}
     if words and "=" not in words[0]:
-        found |= _flat(_read(words.pop(0), folder))
+        file = words.pop(0)
+        found |= _parsed(read(file), file)
     for word in words:
         key, _, value = word.partition("=")
         found[key] = value
     return found
 
 
-def _read(file: str, folder: Path | None) -> Node | None:
+def _contents(file: str, folder: Path | None) -> bytes:
     path = next((p for p in (Path(file), (folder or Path()) / file) if p.is_file()), None)
     if path is None:
         raise UserError(f"the task trains by {file}, which is not here", "run this where the file is")
-    documents = parse(path.read_bytes(), file)
-    return documents[0] if documents else None
+    return path.read_bytes()
+
+
+def _parsed(data: bytes, file: str) -> dict[str, str]:
+    documents = parse(data, file)
+    return _flat(documents[0] if documents else None)
 
 
 def _flat(node: Node | None, path: str = "") -> dict[str, str]:
@@ -129,7 +139,7 @@ def _flat(node: Node | None, path: str = "") -> dict[str, str]:
 
 def flat_settings(path: Path) -> dict[str, str]:
     """The settings of a file by their dotted names."""
-    return _flat(_read(str(path), None))
+    return _parsed(_contents(str(path), None), str(path))
 
 
 def folder_of(task: Task) -> Path | None:
@@ -145,8 +155,8 @@ def needs_of(task: Task) -> Needs | None:
     spot = any(one.spot == "yes" for one in task.resources)
     if command.verb == "serve":
         model = next((word for word in command.words if not word.startswith("-")), None)
-        weights = "int8" if _option(command, "--quantize") == "int8" else "bfloat16"
-        kv = _option(command, "--kv") or "auto"
+        weights = "int8" if option_of(command, "--quantize") == "int8" else "bfloat16"
+        kv = option_of(command, "--kv") or "auto"
         stored = Precision(weights=weights, kv="bfloat16" if kv == "auto" else kv)
         return None if model is None else Needs(model=model, kind="serve", precision=stored, spot=spot)
     settings = settings_of(command, folder_of(task))
@@ -164,7 +174,8 @@ def needs_of(task: Task) -> Needs | None:
     )
 
 
-def _option(command: Command, name: str) -> str | None:
+def option_of(command: Command, name: str) -> str | None:
+    """The value of an option of a command, written either way."""
     words = command.words
     for at, word in enumerate(words):
         if word == name and at + 1 < len(words):

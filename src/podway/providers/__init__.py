@@ -5,7 +5,7 @@ the cluster's name alone, so that a server that was killed finds again what it h
 returns at once: submit twice is one cluster, destroy of a missing one is silence, slow things are seen by `observe`.
 
 `Provider` is what every one of them implements. What only some can do is a protocol of its own, asked for with `isinstance`:
-`SupportsStop`, `SupportsListing`, `SupportsSelfTeardown`, `SupportsShell`.
+`SupportsStop`, `SupportsListing`, `SupportsSelfTeardown`, `SupportsShell`, `SupportsPorts`.
 
 A provider is one package and one row in `podway.provider_table`; it is imported only when it is named.
 """
@@ -200,6 +200,14 @@ class SupportsShell(Protocol):
 
     def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """Where a shell on the host is, with this environment."""
+
+
+@runtime_checkable
+class SupportsPorts(Protocol):
+    """Hosts whose TCP ports the server can reach, also those that listen on the host's loopback alone."""
+
+    def connect_port(self, host: Host, port: int) -> Connect:
+        """Opens streams to a port of the host."""
 
 
 def stoppable(provider: Provider) -> SupportsStop:

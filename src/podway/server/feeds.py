@@ -9,7 +9,6 @@ import contextlib
 import re
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
 
 from podway.control.fleet import HostSession
 from podway.control.records import Cluster, Job, JobState, phase_label, phase_of
@@ -18,19 +17,41 @@ from podway.hosts.logs.follow import Chunk
 from podway.server.routing import Services
 
 READ = 1 << 18
+REFRESH_S = 60.0  # a write is heard of at once; this is for one that was not
 TAIL_WINDOW = 1 << 16  # how far from the end the last lines are looked for at first
 
 
-class Watched(Protocol):
-    """A job that is followed: its rows are kept fresh."""
+class LiveJob:
+    """A job that is followed: its rows are kept fresh by `keep_fresh`, which the follower runs meanwhile."""
 
-    services: Services
-    cluster: Cluster
-    job: Job
-    keep: bool
+    def __init__(self, services: Services, cluster: Cluster, job: Job, keep: bool) -> None:
+        self.services = services
+        self.cluster = cluster
+        self.job = job
+        self.keep = keep  # follow it to its end
+        self._moved = asyncio.Event()  # set, and replaced, whenever the rows changed
+
+    async def keep_fresh(self) -> None:
+        """Read the rows again whenever they were written."""
+        notifier = self.services.notifier
+        while True:
+            seen = notifier.tick(self.cluster.id)
+            await self.refresh()
+            await notifier.wait(self.cluster.id, seen, REFRESH_S)
+
+    async def refresh(self) -> None:
+        """Read the rows again."""
+        rows = self.services.rows
+        cluster, job = await rows.cluster(self.cluster.id), await rows.job(self.cluster.id, self.job.number)
+        self.cluster, self.job = cluster or self.cluster, job or self.job
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
     async def changed(self, timeout: float) -> None:
         """Until the rows are others, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._moved.wait()
 
 
 def width(cluster: Cluster, job: Job) -> int:
@@ -104,7 +125,7 @@ class Feed:
 class JobRankFeed:
     """A rank's phases in order, attempt after attempt, for the log driver."""
 
-    def __init__(self, watcher: Watched, rank: int) -> None:
+    def __init__(self, watcher: LiveJob, rank: int) -> None:
         self.watcher = watcher
         self.rank = rank
         self._feed = Feed(watcher.services, watcher.cluster, watcher.job, rank)

@@ -45,6 +45,7 @@ from podway.server.app import make_app
 from podway.server.limits import Limits, TimedConnection, is_loopback
 from podway.server.notify import LiveRows, Notifier
 from podway.server.pacing import Turns
+from podway.server.rehearsals import Rehearsals
 from podway.server.routing import Services
 from podway.server.sessions import Sessions
 from podway.server.tokens import TokenCache
@@ -144,6 +145,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         quick=quick,
         slow=slow,
         sessions=Sessions(),
+        rehearsals=Rehearsals(),
     )
     app = Limits(make_app(services), place)
     listener = _listen(options.host, options.port)

@@ -1,9 +1,10 @@
 """The records of the routes that the web page has beside those of the command line."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from podway.hosts.logs.steps import StepProfile, TrainingStep
 from podway.server.api import Body, Reply
 
 
@@ -57,10 +58,11 @@ class SlicesReply(Reply, frozen=True):
     slices: list[SliceView]
 
 
-class PlanBody(Body, frozen=True):
-    """A training run to plan: a model by name, and slices by name, generation or list."""
+class PlanBody(Body, frozen=True, kw_only=True):
+    """A training run to plan: a model by name or by its config.json, and slices by name, generation or list."""
 
-    model: str
+    model: str = ""
+    config: dict[str, Any] | None = None
     tpu: str
     seq: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 4096
     batch: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
@@ -76,10 +78,14 @@ class PlanView(Reply, frozen=True):
     slice: str
     topology: str
     chips: int
+    hosts: int
     mesh: str
     axes: dict[str, int]
     batch: int
+    microbatches: int
+    seq: int
     remat: str
+    offload: list[str]
     step_s: float
     tokens_s: float
     mfu: float
@@ -97,3 +103,171 @@ class PlanReply(Reply, frozen=True):
     model: str
     parameters: float
     plans: list[PlanView]
+
+
+class PlannedReply(Reply, frozen=True):
+    """What the planner says of the step that a job trains; `code` and `note` say why it says nothing."""
+
+    plan: PlanView | None = None
+    model: str = ""
+    classes: dict[str, float] = msgspec.field(
+        default_factory=dict
+    )  # seconds of a step by the kinds of work that a profile tells apart
+    code: Literal["", "not_training", "no_slice", "not_planned"] = ""
+    note: str = ""
+
+
+class MetricsFrame(Reply, frozen=True):
+    """One line of the stream of a training run's metrics; `cursor` is where another request goes on."""
+
+    steps: list[TrainingStep] = msgspec.field(default_factory=list)
+    profile: StepProfile | None = None
+    cursor: str = ""
+    devices: int = 0  # in the first line: rates are of one of them
+    attempt: int = 1
+    ended: bool = False
+
+
+class ServedView(Reply, frozen=True):
+    """A job that serves a model by `podway serve`."""
+
+    cluster: str
+    job: int
+    name: str
+    url: str  # as the first host itself sees it
+
+
+class ServedReply(Reply, frozen=True):
+    """All of them."""
+
+    served: list[ServedView]
+
+
+class ServedModelsReply(Reply, frozen=True):
+    """The names that such a job answers to."""
+
+    models: list[str]
+
+
+class ChatMessage(Body, frozen=True):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatBody(Body, frozen=True):
+    """A conversation to go on with, or for a model without a chat template a text: OpenAI's fields of the same names."""
+
+    model: str
+    messages: list[ChatMessage] | None = None
+    prompt: str | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    stop: list[str] | None = None
+
+
+class RehearsalBody(Body, frozen=True, kw_only=True):
+    """A training step to compile with the TPU compiler, as a plan has it."""
+
+    model: str = ""
+    config: dict[str, Any] | None = None
+    slice: str
+    topology: str | None = None
+    mesh: str
+    batch: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+    microbatches: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
+    seq: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 4096
+    remat: str = "full"
+    offload: list[str] = msgspec.field(default_factory=list)
+
+
+class BufferView(Reply, frozen=True):
+    """One of the largest buffers at the fullest moment, of one device."""
+
+    name: str
+    shape: str
+    bytes: float
+
+
+class CompiledView(Reply, frozen=True):
+    """What the compiler says of a step: bytes and seconds are of one device."""
+
+    fits: bool
+    bytes: float | None
+    limit: float | None
+    planned_bytes: float | None
+    step_s: float | None
+    planned_s: float | None
+    tokens_s: float | None
+    mfu: float | None
+    compile_s: float
+    libtpu: str
+    parts: dict[str, float] = msgspec.field(default_factory=dict)
+    buffers: list[BufferView] = msgspec.field(default_factory=list)
+    fixes: list[str] = msgspec.field(default_factory=list)
+    failed: str = ""
+
+
+class RehearsalView(Reply, frozen=True, kw_only=True):
+    """A rehearsal that was asked for; the last one of a stream has ended."""
+
+    id: str
+    user: str
+    model: str
+    slice: str
+    mesh: str
+    state: Literal["waiting", "running", "done", "failed", "cancelled"]
+    stage: str = ""
+    asked: float
+    began: float | None = None
+    ended: float | None = None
+    note: str = ""
+    compiled: CompiledView | None = None
+
+
+class AvailabilityView(Reply, frozen=True):
+    """How attempts to get a slice type went in one place, as this server has seen it: recent ones count more."""
+
+    provider: str
+    type: str
+    place: str
+    spot: bool
+    good: float
+    bad: float
+    at: float
+
+
+class AvailabilityReply(Reply, frozen=True):
+    """By place."""
+
+    places: list[AvailabilityView]
+
+
+class RehearsalsReply(Reply, frozen=True):
+    """The latest first."""
+
+    rehearsals: list[RehearsalView]
+
+
+class RunView(Reply, frozen=True):
+    """A job that trains."""
+
+    cluster: str
+    job: int
+    name: str
+    user: str
+    state: str
+    model: str
+    resources: str
+    submitted: float
+    started: float | None
+    ended: float | None
+
+
+class RunsReply(Reply, frozen=True):
+    """The latest first."""
+
+    runs: list[RunView]

@@ -8,9 +8,9 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from podway.catalog.prices import offers_for, price_of
-from podway.catalog.slices import Slice, all_slices
+from podway.catalog.slices import Slice, all_slices, find_slice
 from podway.errors import UserError
-from podway.model.layout import AXES
+from podway.extras import require
 from podway.model.params import count
 from podway.server import page_api
 from podway.server.routing import ApiCall
@@ -19,6 +19,7 @@ from podway.version import __version__
 
 CHANGES_S = 20.0  # a sign of life
 LONGEST_S = 3600.0  # then the page asks again, and its session is looked at again
+MOST_PLANS = 40
 TOGETHER_S = 0.1  # changes that come together are told together
 
 
@@ -85,36 +86,82 @@ def _slice_view(one: Slice) -> page_api.SliceView:
 def plan(call: ApiCall) -> page_api.PlanReply:
     """Slices, meshes and batches for a training run, ranked."""
     # The planner is not needed to start a server, and takes a while to import.
-    from podway.model.families import find_model
     from podway.plan.picking import slices_named
-    from podway.plan.plans import TrainPlan
     from podway.plan.search import PlanOptions, plan_train
+    from podway.server.plan_views import plan_view, shape_of
 
     body: page_api.PlanBody = call.body
     options = PlanOptions(
         seq=body.seq, batch=body.batch, tokens=body.tokens, days=body.days, budget=body.budget, spot=body.spot
     )
-    shape = find_model(body.model)
+    shape = shape_of(body.model, body.config)
     search = plan_train(shape, options, slices_named(body.tpu))
+    plans = [plan_view(one, body.tokens) for one in search.plans[:MOST_PLANS]]
+    return page_api.PlanReply(model=body.model or "config.json", parameters=count(shape), plans=plans)
 
-    def view(found: TrainPlan) -> page_api.PlanView:
-        return page_api.PlanView(
-            slice=found.slice.accelerator_type,
-            topology=found.slice.topology_text,
-            chips=found.chips,
-            mesh=str(found.mesh),
-            axes={axis: found.mesh.size(axis) for axis in AXES if found.mesh.size(axis) > 1},
-            batch=found.training.batch,
-            remat=str(found.training.remat),
-            step_s=found.time.total,
-            tokens_s=found.tokens_per_second,
-            mfu=found.mfu,
-            hourly_cost=found.dollars_per_hour,
-            hours=found.hours(body.tokens) if body.tokens else None,
-            cost=found.dollars(body.tokens) if body.tokens else None,
-            memory=found.memory.parts,
-            memory_limit=found.memory.limit,
-            time=found.time.parts,
-        )
 
-    return page_api.PlanReply(model=body.model, parameters=count(shape), plans=[view(one) for one in search.plans[:40]])
+def availability(call: ApiCall) -> page_api.AvailabilityReply:
+    """What failover has learned: of TPUs only, and recent attempts count more than old ones."""
+    now = time.time()
+    places = []
+    for (provider, kind, zone, spot), record in sorted(call.services.store.tries().items(), key=str):
+        if kind is not None:
+            then = record.later(now)
+            places.append(
+                page_api.AvailabilityView(
+                    provider=provider,
+                    type=kind,
+                    place=zone or "",
+                    spot=spot,
+                    good=then.good,
+                    bad=then.bad,
+                    at=record.at,
+                )
+            )
+    return page_api.AvailabilityReply(places=places)
+
+
+def _whose(call: ApiCall) -> str | None:
+    """Administrators see everybody's rehearsals, others their own."""
+    return None if call.caller.admin else call.caller.user
+
+
+async def rehearsals(call: ApiCall) -> page_api.RehearsalsReply:
+    """Those that this server has run or will run."""
+    return page_api.RehearsalsReply(rehearsals=call.services.rehearsals.list(_whose(call)))
+
+
+async def rehearse(call: ApiCall) -> page_api.RehearsalView:
+    """Ask for one; what it names is looked at first."""
+    body: page_api.RehearsalBody = call.body
+    await asyncio.get_running_loop().run_in_executor(call.services.slow, _check_rehearsal, body)
+    return call.services.rehearsals.begin(call.caller.user, body)
+
+
+def _check_rehearsal(body: page_api.RehearsalBody) -> None:
+    """The person is told at once what would fail in the command; a name is one of a model, never of a file here."""
+    from podway.model.layout import parse_mesh  # the planner takes a while to import
+    from podway.server.plan_views import shape_of
+
+    shape_of(body.model, body.config)
+    tpu = find_slice(body.slice, body.topology)
+    parse_mesh(body.mesh, chips=tpu.devices)
+    require("rehearse", "a rehearsal")
+
+
+async def follow_rehearsal(call: ApiCall) -> Response:
+    """One rehearsal as it goes on, to its end."""
+    found = call.services.rehearsals.follow(call.path["rehearsal"], _whose(call))
+    first = await anext(found)
+
+    async def lines() -> AsyncIterator[bytes]:
+        yield msgspec.json.encode(first) + b"\n"
+        async for view in found:
+            yield msgspec.json.encode(view) + b"\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+
+async def cancel_rehearsal(call: ApiCall) -> page_api.RehearsalView:
+    """End one."""
+    return await call.services.rehearsals.cancel(call.path["rehearsal"], _whose(call))

@@ -1,7 +1,8 @@
 """Every route of the API in one table (`routing.Route` says what a row means)."""
 
 from podway.launch_options import LaunchRequest
-from podway.server import api, cluster_routes, job_routes, page_api, page_routes, people_routes
+from podway.server import api, cluster_routes, job_routes, people_routes
+from podway.server.page_table import PAGE_ROUTES
 from podway.server.routing import Route, Stream
 from podway.server.service_route_table import SERVICE_ROUTES
 
@@ -10,7 +11,7 @@ _J = f"{_C}/jobs/{{job}}"
 _BYTES = Stream(media_type="application/octet-stream")
 _FRAMES = Stream(media_type="application/x-ndjson", lines=api.Frame)
 
-ROUTES: tuple[Route, ...] = (
+_ROUTES: tuple[Route, ...] = (
     Route(
         method="GET",
         path="/v1/info",
@@ -246,59 +247,6 @@ ROUTES: tuple[Route, ...] = (
         reply=api.TokenReply,
     ),
     Route(
-        method="POST",
-        path="/v1/session-links",
-        function=page_routes.make_link,
-        access="anyone",
-        audited=True,
-        summary="A link that opens the page once",
-        reply=page_api.SessionLinkReply,
-    ),
-    Route(
-        method="GET",
-        path="/v1/session",
-        function=page_routes.session,
-        access="anyone",
-        summary="The session of the page",
-        reply=page_api.SessionReply,
-    ),
-    Route(
-        method="DELETE",
-        path="/v1/session",
-        function=page_routes.end_session,
-        access="anyone",
-        audited=True,
-        summary="Log out of the page",
-        reply=page_api.SessionReply,
-    ),
-    Route(
-        method="GET",
-        path="/v1/changes",
-        function=page_routes.changes,
-        access="anyone",
-        summary="Clusters that change, as it happens",
-        reply=Stream(media_type="application/x-ndjson", lines=page_api.ChangeFrame),
-        query={"seconds": float},
-    ),
-    Route(
-        method="GET",
-        path="/v1/slices",
-        function=page_routes.slices,
-        access="anyone",
-        summary="Slice types",
-        reply=page_api.SlicesReply,
-    ),
-    Route(
-        method="POST",
-        path="/v1/plan",
-        function=page_routes.plan,
-        access="anyone",
-        summary="Plan a training run",
-        body=page_api.PlanBody,
-        reply=page_api.PlanReply,
-        slow=True,
-    ),
-    Route(
         method="DELETE",
         path="/v1/users/{user}",
         function=people_routes.revoke,
@@ -381,3 +329,5 @@ ROUTES: tuple[Route, ...] = (
     ),
     *SERVICE_ROUTES,
 )
+
+ROUTES: tuple[Route, ...] = (*_ROUTES, *PAGE_ROUTES)

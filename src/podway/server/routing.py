@@ -29,6 +29,7 @@ from podway.hosts.blobs import BlobStore
 from podway.providers import Provider
 from podway.server.notify import LiveRows, Notifier
 from podway.server.pacing import Turns
+from podway.server.rehearsals import Rehearsals
 from podway.server.sessions import Sessions
 from podway.server.tokens import TokenCache
 
@@ -52,6 +53,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     quick: Executor
     slow: Executor
     sessions: Sessions
+    rehearsals: Rehearsals
 
 
 class ApiCall(msgspec.Struct, frozen=True, kw_only=True):

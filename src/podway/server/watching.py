@@ -16,17 +16,16 @@ from podway.control.records import Cluster, Event, Job
 from podway.errors import UserError
 from podway.hosts.logs.follow import Cursor, Options, Renderer, follow
 from podway.server import api
-from podway.server.feeds import JobRankFeed, width
+from podway.server.feeds import REFRESH_S, JobRankFeed, LiveJob, width
 from podway.server.routing import Services
 
 PING_S = 15.0
-REFRESH_S = 60.0  # a write is heard of at once; this is for one that was not
 TAILS_AT_ONCE = 16
 FRAMES_WAITING = 4
 encode = msgspec.json.Encoder().encode
 
 
-class Watcher:
+class Watcher(LiveJob):
     """One client following one job."""
 
     def __init__(
@@ -39,15 +38,11 @@ class Watcher:
         event: int,
         keep: bool,
     ) -> None:
-        self.services = services
-        self.cluster = cluster
-        self.job = job
+        super().__init__(services, cluster, job, keep)
         self.options = options
         self.cursor = cursor
         self.event = event
-        self.keep = keep
         self.frames: asyncio.Queue[api.Frame] = asyncio.Queue(maxsize=FRAMES_WAITING)
-        self._moved = asyncio.Event()  # set, and replaced, whenever the rows changed
         self.ips = [""] * width(cluster, job)
 
     async def lines(self) -> AsyncIterator[bytes]:
@@ -69,41 +64,23 @@ class Watcher:
 
     async def _work(self) -> None:
         try:
-            publish = asyncio.create_task(self._publish())
+            publish = asyncio.create_task(self.keep_fresh())
             try:
                 await self._log()
                 if self.keep:
                     await self._until(lambda: self.job.done)
             finally:
                 publish.cancel()
-            await self._refresh()
-            await self._events()
+            await self.refresh()
             await self.frames.put(await asyncio.to_thread(self._end))
         except UserError as error:
             await self.frames.put(api.Frame(kind="end", state="", reason=str(error)))
 
-    async def _publish(self) -> None:
-        """Keep the rows fresh and pass events on."""
-        notifier = self.services.notifier
-        while True:
-            seen = notifier.tick(self.cluster.id)
-            await self._refresh()
-            await self._events()
-            await notifier.wait(self.cluster.id, seen, REFRESH_S)
-
-    async def _refresh(self) -> None:
-        rows = self.services.rows
-        cluster, job = await rows.cluster(self.cluster.id), await rows.job(self.cluster.id, self.job.number)
-        self.cluster, self.job = cluster or self.cluster, job or self.job
+    async def refresh(self) -> None:
+        """Read the rows again, and pass events on."""
+        await super().refresh()
         self._name_hosts()
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
-
-    async def changed(self, timeout: float) -> None:
-        """Until the rows are others, or the time is over."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._moved.wait()
+        await self._events()
 
     def _name_hosts(self) -> None:
         """Addresses for the prefixes, changed in place: hosts are others after a recovery."""

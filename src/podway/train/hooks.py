@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 
 from podway.errors import UserError
+from podway.profile_trace import classes_of
 from podway.train.config import TrainConfig
 from podway.train.metrics import MetricsWriter, ProgressBar, StepReport
 from podway.train.run import Run
@@ -140,9 +141,19 @@ class ProfileHook(BaseHook):
     def at(self, run: Run, number: int) -> None:
         if self.wants(number):
             self.close()
-            run.screen.print_line(f"profile of steps {self.first} to {self.last} in {self.folder}")
+            run.screen.print_line(profile_line(self.first, self.last, self.folder))
 
     def close(self) -> None:
         if self.running:
             jax.profiler.stop_trace()  # type: ignore[no-untyped-call]
             self.running = False
+
+
+def profile_line(first: int, last: int, folder: Path) -> str:
+    """Where a profile is, and the seconds of a step by kind of work where it is of a TPU."""
+    try:
+        found = classes_of(folder.parent) or {}
+    except UserError:
+        found = {}  # the profile is still there for TensorBoard and Perfetto
+    parts = ", ".join(f"{name} {seconds:.6f} s" for name, seconds in found.items())
+    return f"profile of steps {first} to {last}{f': {parts}' if parts else ''} in {folder}"

@@ -41,11 +41,12 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
         speed = (
             f"TFLOP/s/device: {self.tflops:.3f}" if self.tflops >= 0.1 else f"GFLOP/s/device: {self.tflops * 1e3:.3f}"
         )
+        goodput = "" if self.goodput is None else f", goodput: {self.goodput:.4f}"
         skipped = ", SKIPPED: the loss or its gradient is not a number" if self.skipped else ""
         return (
             f"completed step: {self.step}, seconds: {self.seconds:.3f}, {speed}, "
             f"Tokens/s/device: {self.tokens_per_second:.3f}, loss: {self.loss:.3f}{mfu}, "
-            f"grad_norm: {self.grad_norm:.3f}, lr: {self.rate:.3e}{skipped}"
+            f"grad_norm: {self.grad_norm:.3f}, lr: {self.rate:.3e}{goodput}{skipped}"
         )
 
 

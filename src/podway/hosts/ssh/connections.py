@@ -263,6 +263,21 @@ class SshConnections:
 
         return connect
 
+    def connect_port(self, endpoint: Endpoint, port: int) -> Connect:
+        """Streams to a port of the machine's own loopback, through its sshd."""
+
+        async def connect() -> tuple[Reader, Writer]:
+            try:
+                connection = await self.connection(endpoint)
+                reader, writer = await connection.open_connection("127.0.0.1", port)
+            except asyncssh.Error as error:
+                raise ConnectionError(_said(error)) from None
+            except UserError as error:
+                raise ProviderError(error.what) from None
+            return _SshReader(reader), _SshWriter(writer)
+
+        return connect
+
 
 async def _greet(reader: "_SshReader", writer: "_SshWriter") -> None:
     """Make sure that an agent is at the other end of a relay, which answers for a missing one by itself.

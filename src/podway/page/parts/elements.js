@@ -15,15 +15,16 @@ export const State = ({ state }) =>
 
 export const Empty = ({ title, children }) => html`<div class="empty"><h3>${title}</h3>${children}</div>`;
 
-export const Code = ({ children }) => {
+export const Code = ({ children, block }) => {
+  const text = [children].flat().join("");
   const [copied, set] = useState(false);
   const copy = async () => {
-    await navigator.clipboard.writeText(children);
+    await navigator.clipboard.writeText(text);
     set(true);
     setTimeout(() => set(false), 1500);
   };
-  return html`<div class="code"><code>${children}</code>
-    <button class="quiet" onClick=${copy} aria-label="Copy the command">${copied ? "Copied" : "Copy"}</button></div>`;
+  return html`<div class=${block ? "code block" : "code"}>${block ? html`<pre tabindex="0"><code>${text}</code></pre>` : html`<code>${text}</code>`}
+    <button class="quiet" onClick=${copy} aria-label=${copied ? "Copied" : "Copy"}>${copied ? "Copied" : "Copy"}</button></div>`;
 };
 
 export const Problem = ({ error }) =>

@@ -208,6 +208,10 @@ class GcpProvider:
         """Streams to the agent's socket over the host's one connection."""
         return self.hosts.connect(host)
 
+    def connect_port(self, host: Host, port: int) -> Connect:
+        """Through the host's one connection: no firewall rule is needed."""
+        return self.hosts.connections.connect_port(self.hosts.endpoint(host), port)
+
     def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """The person's own ssh, into an environment as a job has it."""
         return self.hosts.shell(host, env)

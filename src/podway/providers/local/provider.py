@@ -28,7 +28,7 @@ from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.files import write_atomically
 from podway.hosts.bundle import bundle
-from podway.hosts.link import AgentLink, Connect, connect_local, kill_local_host, start_local_agent
+from podway.hosts.link import AgentLink, Connect, connect_local, connect_tcp, kill_local_host, start_local_agent
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
 from podway.providers.local.environment import host_environment
@@ -199,6 +199,10 @@ class LocalProvider:
     def connect(self, host: Host) -> Connect:
         """The agent's Unix socket."""
         return connect_local(Path(host.home))
+
+    def connect_port(self, host: Host, port: int) -> Connect:
+        """On the host's own address, or where a program listens on the loopback that all simulated hosts share."""
+        return connect_tcp((host.address, "127.0.0.1"), port)
 
     def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """A shell on this machine that sees what a job on that host sees."""

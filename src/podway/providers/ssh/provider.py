@@ -224,6 +224,10 @@ class SshProvider:
         """Streams to the agent's socket over the machine's one connection."""
         return self.work.connect(self._machine(host), host.home)
 
+    def connect_port(self, host: Host, port: int) -> Connect:
+        """Through the machine's one connection."""
+        return self.connections.connect_port(self._machine(host).endpoint, port)
+
     def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """The person's own ssh, with the pinned keys, into an environment as a job has it."""
         return self.work.shell(self._machine(host), host.home, env)

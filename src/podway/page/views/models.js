@@ -1,0 +1,173 @@
+// Talk to models: one, or two side by side with the same words. Answers come as they are written, with their speed.
+
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
+import { ApiError, events } from "../api.js";
+import { useApi } from "../state.js";
+import { Card, Code, Empty, Loaded, Problem, useTitle } from "../parts/elements.js";
+import { duration } from "../format.js";
+
+const PARAMETERS = [
+  { name: "max_tokens", label: "Most tokens", value: "256", hint: "of an answer", step: 1 },
+  { name: "temperature", label: "Temperature", value: "0.7", hint: "0 is always the same", step: 0.1 },
+  { name: "top_p", label: "Top p", value: "1", hint: "of the probability", step: 0.05 },
+  { name: "seed", label: "Seed", value: "", hint: "empty: another each time", step: 1 },
+];
+
+// Pure: what is sent.
+export function chatBody(model, system, messages, parameters) {
+  const body = { model, messages: [...(system ? [{ role: "system", content: system }] : []), ...messages] };
+  for (const { name } of PARAMETERS) if (parameters[name] !== "") body[name] = Number(parameters[name]);
+  return body;
+}
+
+const python = (base, body) => `from openai import OpenAI
+
+client = OpenAI(base_url="${base}", api_key="none")
+reply = client.chat.completions.create(
+    model=${JSON.stringify(body.model)},
+    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},
+${PARAMETERS.filter(({ name }) => name in body).map(({ name }) => `    ${name}=${body[name]},\n`).join("")}    stream=True,
+)
+for chunk in reply:
+    print(chunk.choices[0].delta.content or "" if chunk.choices else "", end="", flush=True)
+`;
+const curl = (base, body) => `curl ${base}/chat/completions -H 'content-type: application/json' -d '${JSON.stringify(body, null, 2).replaceAll("'", "'\\''")}'`;
+
+export function Models({ session }) {
+  useTitle("Models");
+  const all = useApi("/v1/served");
+  return html`<${Loaded} from=${all}>${(value) => (value.served.length ? html`<${Playground} served=${value.served} session=${session} />`
+    : html`<${Card} title="Models"><${Empty} title="No model is being served"><p>A job that runs <code>podway serve</code> shows here as soon as it runs. A tiny model with random weights, on a simulated slice:</p>
+      <${Code}>podway launch -d -c chat examples/serve-llama2-7b.yaml</${Code}></${Empty}></${Card}>`)}</${Loaded}>`;
+}
+
+const pathOf = (one) => `/v1/clusters/${encodeURIComponent(one.cluster)}/jobs/${one.job}`;
+const keyOf = (one) => `${one.cluster}/${one.job}`;
+
+function Playground({ served, session }) {
+  const [sides, setSides] = useState([keyOf(served[0])]);
+  const [system, setSystem] = useState("");
+  const [parameters, setParameters] = useState(Object.fromEntries(PARAMETERS.map((one) => [one.name, one.value])));
+  const [draft, setDraft] = useState("");
+  const [sent, setSent] = useState(null); // {text, number}: both sides answer it
+  const [cleared, setCleared] = useState(0);
+  const [busy, setBusy] = useState({});
+  const [models, setModels] = useState({});
+  const chosen = sides.map((key) => served.find((one) => keyOf(one) === key) || served[0]);
+  const working = Object.values(busy).some(Boolean);
+  const send = (event) => {
+    event.preventDefault();
+    if (!draft.trim() || working) return;
+    setSent({ text: draft, number: (sent ? sent.number : 0) + 1 });
+    setDraft("");
+  };
+  const keys = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event);
+  const body = chatBody(models[0] || "MODEL", system, [{ role: "user", content: draft || (sent ? sent.text : "Hello") }], parameters);
+  return html`
+    <div class="heading"><h1>Models</h1><div class="buttons">
+      <button onClick=${() => setSides(sides.length === 1 ? [sides[0], keyOf(served[Math.min(1, served.length - 1)])] : sides.slice(0, 1))}>${sides.length === 1 ? "Compare two" : "Show one"}</button>
+      <button onClick=${() => { setCleared(cleared + 1); setSent(null); }} disabled=${working || !sent}>Clear</button></div></div>
+    <div class="chat-layout"><div class="chat-main">
+      <div class=${`sides n${chosen.length}`}>${chosen.map((one, index) => html`<${Side} key=${`${index} ${cleared}`} index=${index} one=${one} served=${served} sent=${sent} system=${system} parameters=${parameters}
+        choose=${(key) => setSides(sides.map((old, at) => (at === index ? key : old)))} onBusy=${(now) => setBusy((old) => ({ ...old, [index]: now }))} onModel=${(name) => setModels((old) => ({ ...old, [index]: name }))} />`)}</div>
+      ${session.role === "viewer" ? html`<p class="muted">Your role may look, and not ask: chatting uses a cluster.</p>` : html`<form class="composer" onSubmit=${send}>
+        <label class="visually-hidden" for="draft">Your message</label>
+        <textarea id="draft" rows="3" placeholder="Ask something. Enter sends, Shift+Enter begins a new line." value=${draft} onInput=${(event) => setDraft(event.target.value)} onKeyDown=${keys}></textarea>
+        <button class="primary" disabled=${!draft.trim() || working}>${working ? "Answering…" : "Send"}</button></form>`}
+    </div>
+    <div class="chat-aside">
+      <${Card} title="Parameters"><div class="stack">
+        <label>System prompt<textarea rows="3" value=${system} placeholder="none" onInput=${(event) => setSystem(event.target.value)}></textarea></label>
+        ${PARAMETERS.map((one) => html`<label key=${one.name}>${one.label}<input type="number" step=${one.step} min="0" value=${parameters[one.name]} onInput=${(event) => setParameters({ ...parameters, [one.name]: event.target.value })} /><small>${one.hint}</small></label>`)}
+      </div></${Card}>
+      <${Samples} base=${chosen[0].url} body=${body} one=${chosen[0]} />
+    </div></div>`;
+}
+
+function Samples({ base, body, one }) {
+  const [kind, setKind] = useState("Python");
+  return html`<${Card} title="The same in code"><div class="tabs" role="group" aria-label="Language">${["Python", "curl"].map((name) => html`
+      <button key=${name} aria-pressed=${String(name === kind)} onClick=${() => setKind(name)}>${name}</button>`)}</div>
+    <${Code} block=${true}>${kind === "Python" ? python(base, body) : curl(base, body)}</${Code}>
+    <p class="muted small">The address is the one on the first host of <b>${one.cluster}</b>.</p></${Card}>`;
+}
+
+// One model's side of the conversation.
+function Side({ index, one, served, sent, system, parameters, choose, onBusy, onModel }) {
+  const [talk, setTalk] = useState([]);
+  const [error, setError] = useState(null);
+  const [model, setModel] = useState("");
+  const found = useApi(`${pathOf(one)}/models`);
+  const stop = useRef(null);
+  const end = useRef(null);
+  const names = found.value ? found.value.models : [];
+  const name = names.includes(model) ? model : names[0] || "";
+  useEffect(() => onModel(name), [name]);
+  useEffect(() => () => stop.current && stop.current.abort(), []);
+  useEffect(() => {
+    if (end.current) end.current.scrollTop = end.current.scrollHeight;
+  });
+  useEffect(() => {
+    if (sent) answer();
+  }, [sent && sent.number]);
+
+  async function answer() {
+    const before = talk.filter((message) => !message.failed);
+    const asked = [...before, { role: "user", content: sent.text }];
+    const reply = { role: "assistant", content: "", began: performance.now(), first: null, tokens: 0, ended: null };
+    let frame = 0;
+    const draw = () => {
+      frame = frame || requestAnimationFrame(() => {
+        frame = 0;
+        setTalk([...asked, { ...reply }]);
+      });
+    };
+    stop.current = new AbortController();
+    setError(null);
+    onBusy(true);
+    draw();
+    try {
+      const messages = asked.map(({ role, content }) => ({ role, content }));
+      await events(`${pathOf(one)}/chat`, chatBody(name, system, messages, parameters), stop.current.signal, (event) => {
+        if (event.error) throw new ApiError(502, event.error.message || "The model failed.", "");
+        const piece = event.choices && event.choices[0] && event.choices[0].delta && event.choices[0].delta.content;
+        if (piece) {
+          reply.first = reply.first || performance.now();
+          reply.tokens += 1;
+          reply.content += piece;
+        }
+        if (event.usage && event.usage.completion_tokens) reply.tokens = event.usage.completion_tokens;
+        draw();
+      });
+    } catch (problem) {
+      if (problem.name !== "AbortError") {
+        setError(problem instanceof ApiError ? problem : new ApiError(0, "The server does not answer.", "Try again."));
+        reply.failed = !reply.content;
+      }
+    }
+    reply.ended = performance.now();
+    cancelAnimationFrame(frame);
+    setTalk([...asked, { ...reply }]);
+    onBusy(false);
+  }
+
+  const busy = talk.length > 0 && talk[talk.length - 1].ended === null;
+  return html`<${Card}>
+    <header class="side-head"><label><span class="visually-hidden">Model ${index + 1}</span><select value=${keyOf(one)} onChange=${(event) => choose(event.target.value)}>
+      ${served.map((other) => html`<option key=${keyOf(other)} value=${keyOf(other)}>${other.name || "job"} (${keyOf(other)})</option>`)}</select></label>
+      ${names.length > 1 ? html`<label><span class="visually-hidden">Name</span><select value=${name} onChange=${(event) => setModel(event.target.value)}>${names.map((other) => html`<option key=${other}>${other}</option>`)}</select></label>` : html`<span class="muted">${name || (found.error ? "not ready yet" : "…")}</span>`}
+      ${busy ? html`<button onClick=${() => stop.current.abort()}>Stop</button>` : null}</header>
+    <div class="talk" ref=${end} tabindex="0" role="log" aria-label=${`Conversation with ${name || "the model"}`}>
+      ${talk.length ? null : html`<p class="muted">What ${name || "the model"} answers shows here.</p>`}
+      ${talk.map((message, at) => html`<div key=${at} class=${`message ${message.role}`}><p>${message.content || (message.ended === null ? "…" : "")}</p>
+        ${message.role === "assistant" && message.first ? html`<span class="muted tabular small">first token ${duration((message.first - message.began) / 1000)}, ${speed(message)}, ${message.tokens} tokens</span>` : null}</div>`)}
+    </div>
+    <${Problem} error=${error || (found.error && !talk.length ? found.error : null)} />
+  </${Card}>`;
+}
+
+// Pure: after the first token, which waits for the prompt.
+export function speed(message, now = performance.now()) {
+  const seconds = ((message.ended || now) - message.first) / 1000;
+  return message.tokens > 1 && seconds > 0 ? `${((message.tokens - 1) / seconds).toFixed(1)} tokens/s` : "–";
+}

@@ -1,0 +1,119 @@
+"""The functions of the routes that talk to a model that a job serves: `podway serve` on a cluster, with no service around it.
+
+The page talks to this server alone, so requests go through it: only the two below, only to the port that the job's own command
+names, and what comes back is given a type that no browser executes. The first host of the job serves, whatever the provider.
+"""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from podway.control.access import right_on
+from podway.control.records import Cluster, Job, JobState
+from podway.decoding import from_json
+from podway.errors import UserError
+from podway.hosts.link import Connect
+from podway.providers import SupportsPorts
+from podway.server import page_api
+from podway.server.host_http import exchange
+from podway.server.routing import ApiCall
+
+PORT = 8000
+_HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+class _Refusal(msgspec.Struct):
+    error: dict[str, object] = {}
+
+
+def serving_port(job: Job) -> int | None:
+    """Where a job serves by its own command; None where it runs no `podway serve` that can be read."""
+    from podway.plan.task_needs import command_of, option_of  # the planner takes a while to import
+
+    command = command_of(job.task)
+    if command is None or command.verb != "serve":
+        return None
+    port = option_of(command, "--port") or str(PORT)
+    return int(port) if port.isascii() and port.isdigit() and 0 < int(port) < 65536 else None
+
+
+def served(call: ApiCall) -> page_api.ServedReply:
+    """The jobs that serve a model now, of all clusters the caller may see."""
+    found = []
+    for cluster in call.services.store.live_clusters():
+        if right_on(cluster, call.caller) is None or not cluster.hosts:
+            continue
+        for job in call.services.store.jobs(cluster.id, open_only=True):
+            if job.state is JobState.RUNNING and (port := serving_port(job)) is not None:
+                url = f"http://127.0.0.1:{port}/v1"
+                found.append(page_api.ServedView(cluster=cluster.name, job=job.number, name=job.name or "", url=url))
+    return page_api.ServedReply(served=found)
+
+
+async def models(call: ApiCall) -> page_api.ServedModelsReply:
+    """The names of the models that a job serves."""
+    cluster, job = await call.in_thread(call.find_job)
+    answer = await exchange(_connect(call, cluster, job), "GET", "/v1/models")
+    data = await answer.whole()
+    try:
+        return page_api.ServedModelsReply(models=[one.id for one in from_json(data, _Models).data])
+    except msgspec.MsgspecError:
+        raise UserError("the program on the host serves no models", "see the job's log", status=502) from None
+
+
+async def chat(call: ApiCall) -> Response:
+    """A completion of a conversation or of a text, streamed as server-sent events."""
+    body: page_api.ChatBody = call.body
+    cluster, job = await call.in_thread(call.find_job)
+    sent = {name: value for name, value in msgspec.to_builtins(body).items() if value is not None}
+    if (body.messages is None) == (body.prompt is None):
+        raise UserError("a request has messages or a prompt", "give one of the two")
+    path = "/v1/completions" if body.messages is None else "/v1/chat/completions"
+    sent |= {"stream": True, "stream_options": {"include_usage": True}}
+    answer = await exchange(_connect(call, cluster, job), "POST", path, msgspec.json.encode(sent))
+    if answer.status != 200:
+        raise _refusal(answer.status, await answer.whole())
+    return StreamingResponse(_events(answer.body), media_type="text/event-stream", headers=_HEADERS)
+
+
+async def _events(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events; where the host is lost on the way, the last of them says so."""
+    try:
+        async for part in body:
+            yield part
+    except UserError as error:
+        yield b"data: " + msgspec.json.encode({"error": {"message": error.what}}) + b"\n\n"
+
+
+def _connect(call: ApiCall, cluster: Cluster, job: Job) -> Connect:
+    port = serving_port(job)
+    if port is None:
+        raise UserError(f"job {job.number} of {cluster.name} serves no model", "it must run podway serve", status=409)
+    if job.state is not JobState.RUNNING or not cluster.hosts:
+        raise UserError(f"job {job.number} of {cluster.name} is {job.state.value}", "start it again", status=409)
+    provider = call.services.provider(cluster.order.provider)
+    if not isinstance(provider, SupportsPorts):
+        raise UserError(f"ports of {provider.name}'s hosts cannot be reached", "use the host's own address", status=409)
+    return provider.connect_port(cluster.hosts[0], port)
+
+
+def _refusal(status: int, data: bytes) -> UserError:
+    try:
+        message = str(from_json(data, _Refusal).error.get("message", ""))
+    except msgspec.MsgspecError:
+        message = ""
+    # Only what the caller can put right keeps its status: a 401 or 404 of the model's program is not one of this server.
+    return UserError(
+        message[:500] or f"the model answered {status}",
+        "change the request",
+        status=status if status in (400, 422, 429) else 502,
+    )

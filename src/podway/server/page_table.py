@@ -1,0 +1,162 @@
+"""The routes that the page needs beside those of the command line: rows of the same table (`routes.py`)."""
+
+from podway.server import model_routes, page_api, page_routes, training_routes
+from podway.server.routing import Route, Stream
+
+_J = "/v1/clusters/{cluster}/jobs/{job}"
+
+
+def _lines(kind: type) -> Stream:
+    return Stream(media_type="application/x-ndjson", lines=kind)
+
+
+PAGE_ROUTES: tuple[Route, ...] = (
+    Route(
+        method="POST",
+        path="/v1/session-links",
+        function=page_routes.make_link,
+        access="anyone",
+        audited=True,
+        summary="A link that opens the page once",
+        reply=page_api.SessionLinkReply,
+    ),
+    Route(
+        method="GET",
+        path="/v1/session",
+        function=page_routes.session,
+        access="anyone",
+        summary="The session of the page",
+        reply=page_api.SessionReply,
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/session",
+        function=page_routes.end_session,
+        access="anyone",
+        audited=True,
+        summary="Log out of the page",
+        reply=page_api.SessionReply,
+    ),
+    Route(
+        method="GET",
+        path="/v1/changes",
+        function=page_routes.changes,
+        access="anyone",
+        summary="Clusters that change, as it happens",
+        reply=_lines(page_api.ChangeFrame),
+        query={"seconds": float},
+    ),
+    Route(
+        method="GET",
+        path="/v1/slices",
+        function=page_routes.slices,
+        access="anyone",
+        summary="Slice types",
+        reply=page_api.SlicesReply,
+    ),
+    Route(
+        method="POST",
+        path="/v1/plan",
+        function=page_routes.plan,
+        access="anyone",
+        summary="Plan a training run",
+        body=page_api.PlanBody,
+        reply=page_api.PlanReply,
+        slow=True,
+    ),
+    Route(
+        method="GET",
+        path="/v1/availability",
+        function=page_routes.availability,
+        access="anyone",
+        summary="How attempts to get slices went, by place",
+        reply=page_api.AvailabilityReply,
+    ),
+    Route(
+        method="GET",
+        path="/v1/rehearsals",
+        function=page_routes.rehearsals,
+        access="anyone",
+        summary="Rehearsals",
+        reply=page_api.RehearsalsReply,
+    ),
+    Route(
+        method="POST",
+        path="/v1/rehearsals",
+        function=page_routes.rehearse,
+        access="create",
+        audited=True,
+        summary="Compile a training step with the TPU compiler",
+        body=page_api.RehearsalBody,
+        reply=page_api.RehearsalView,
+    ),
+    Route(
+        method="GET",
+        path="/v1/rehearsals/{rehearsal}",
+        function=page_routes.follow_rehearsal,
+        access="anyone",
+        summary="Follow a rehearsal",
+        reply=_lines(page_api.RehearsalView),
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/rehearsals/{rehearsal}",
+        function=page_routes.cancel_rehearsal,
+        access="create",
+        audited=True,
+        summary="Cancel a rehearsal",
+        reply=page_api.RehearsalView,
+    ),
+    Route(
+        method="GET",
+        path=f"{_J}/metrics",
+        function=training_routes.metrics,
+        access="view",
+        summary="Metrics of a training run",
+        reply=_lines(page_api.MetricsFrame),
+        query={"follow": bool, "cursor": str},
+    ),
+    Route(
+        method="GET",
+        path=f"{_J}/planned",
+        function=training_routes.planned,
+        access="view",
+        summary="What the planner says of a training run",
+        reply=page_api.PlannedReply,
+        slow=True,
+    ),
+    Route(
+        method="GET",
+        path="/v1/runs",
+        function=training_routes.runs,
+        access="anyone",
+        summary="Training runs",
+        reply=page_api.RunsReply,
+        query={"past": float},
+    ),
+    Route(
+        method="GET",
+        path="/v1/served",
+        function=model_routes.served,
+        access="anyone",
+        summary="Jobs that serve models",
+        reply=page_api.ServedReply,
+    ),
+    Route(
+        method="GET",
+        path=f"{_J}/models",
+        function=model_routes.models,
+        access="view",
+        summary="Models that a job serves",
+        reply=page_api.ServedModelsReply,
+    ),
+    Route(
+        method="POST",
+        path=f"{_J}/chat",
+        function=model_routes.chat,
+        access="use",
+        summary="Chat with a model that a job serves",
+        body=page_api.ChatBody,
+        reply=Stream(media_type="text/event-stream"),
+    ),
+)
