@@ -4,6 +4,7 @@ import threading
 import time
 from pathlib import Path
 
+from podway.control.people import token_digest
 from podway.control.service_records import ReplicaState
 from podway.control.store import open_store, sqlite_url
 from tests.control.service_samples import replica, service
@@ -45,3 +46,37 @@ def test_a_report_is_bounded(tmp_path: Path) -> None:
         body["services"] = [{"service": "web", "window_s": 1.0, "arrived": 1}]
         assert web.post("/v1/gateway/report", json=body, headers=TOKEN).json() == {"accepted": True}
         assert web.post("/v1/gateway/report", json=body, headers=TOKEN).json() == {"accepted": False}
+
+
+def test_keys_open_what_their_owner_may_use_and_are_counted_by_themselves(tmp_path: Path) -> None:
+    with server_in(tmp_path, "t") as web:
+        owner = service().user
+        made = web.post("/v1/tokens", json={"user": owner}, headers=TOKEN).json()["token"]
+        own = {"Authorization": f"Bearer {made}"}
+        asked = {"name": "app", "services": ["web", "other"], "tokens_per_day": 100, "requests_per_minute": 6}
+        key = web.post("/v1/gateway/keys", json=asked, headers=own).json()["key"]
+        assert web.post("/v1/gateway/keys", json=asked, headers=own).status_code == 409
+        assert web.post("/v1/gateway/keys", json={**asked, "user": "root"}, headers=own).status_code == 403
+        assert web.post("/v1/gateway/keys", json={**asked, "name": "a/b"}, headers=own).status_code == 400
+        other = open_store(sqlite_url(tmp_path / "p.db"))
+        other.services.add(service())
+        used = {"day": time.strftime("%Y-%m-%d", time.gmtime()), "user": f"{owner}/app", "service": "web", "model": "m"}
+        report = {"gateway": "g", "sequence": 1, "usage": [{**used, "requests": 1, "prompt_tokens": 60}]}
+        for _ in range(2):  # the second counts for nothing
+            web.post("/v1/gateway/report", json=report, headers=TOKEN)
+        table = web.get("/v1/gateway/routes", headers=TOKEN).json()["table"]
+        assert table["spent"] == {f"{owner}/app": 60} and table["day"] == used["day"]
+        found = table["keys"][token_digest(key)]
+        assert found["user"] == f"{owner}/app" and found["services"] == ["web"]
+        assert found["requests_per_minute"] == 6 and found["tokens_per_day"] == 100
+        assert web.get("/v1/info", headers={"Authorization": f"Bearer {key}"}).status_code == 401  # services only
+        assert [one["user"] for one in web.get("/v1/usage", headers=own).json()["usage"]] == [f"{owner}/app"]
+        shown = web.get("/v1/gateway/keys", headers=own).json()["keys"]
+        assert [one["name"] for one in shown] == ["app"] and key not in str(shown)
+        stranger = web.post("/v1/tokens", json={"user": "eve"}, headers=TOKEN).json()["token"]
+        path = f"/v1/gateway/keys/{shown[0]['id']}"
+        assert web.delete(path, headers={"Authorization": f"Bearer {stranger}"}).status_code == 404
+        assert web.delete(path, headers=own).json() == {"keys": []}
+        table = web.get("/v1/gateway/routes", headers=TOKEN).json()["table"]
+        assert token_digest(key) not in table["keys"]
+        other.engine.dispose()

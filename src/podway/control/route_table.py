@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from podway.control.access import Caller, Right, right_on
+from podway.control.gateway_keys import GatewayKey
 from podway.control.service_records import Replica, ReplicaState, Service
 from podway.gateway.table import ApiKey, Backend, RequestLimit, RoutedService, RouteTable
 from podway.task.task import RateLimit
@@ -32,8 +33,9 @@ def route_table(
     replicas: Iterable[Replica],
     holders: Iterable[tuple[str, Caller]],
     address: Callable[[Replica], str | None] = direct_address,
+    gateway_keys: Iterable[tuple[GatewayKey, Caller]] = (),
 ) -> RouteTable:
-    """`holders`: the digest of each token, and whose it is. `address`: how a replica is reached."""
+    """`holders`: the digest of each token, and whose it is. `address`: how a replica is reached. `gateway_keys`: with their owners."""
     known = [service for service in services if service.live and service.goal == "up"]
     ready: dict[str, list[Replica]] = {service.id: [] for service in known}
     for replica in replicas:
@@ -41,6 +43,8 @@ def route_table(
             ready[replica.service_id].append(replica)
     routed = tuple(_routed(service, ready[service.id], address) for service in sorted(known, key=lambda one: one.name))
     keys = {digest: _key(caller, known) for digest, caller in sorted(holders)}
+    for one, owner in sorted(gateway_keys, key=lambda pair: pair[0].digest):
+        keys[one.digest] = _limited(one, _key(owner, known))
     table = RouteTable(services=routed, keys={digest: key for digest, key in keys.items() if key is not None})
     content = hashlib.sha256(msgspec.json.encode(table)).digest()
     return msgspec.structs.replace(table, version=int.from_bytes(content[:8], "big") >> VERSION_SHIFT)
@@ -84,6 +88,21 @@ def _weights(service: Service, ready: list[Replica]) -> dict[int, float]:
 
 def _limit(one: RateLimit) -> RequestLimit:
     return RequestLimit(prefix=one.prefix, header=one.header, rps=one.rps, burst=one.burst)
+
+
+def _limited(key: GatewayKey, owners: ApiKey | None) -> ApiKey | None:
+    """What a key opens: of what its owner may use, what it names."""
+    if owners is None:
+        return None
+    names = owners.services
+    if key.services is not None:
+        names = tuple(name for name in key.services if owners.services is None or name in owners.services)
+    return ApiKey(
+        user=key.label,
+        services=names,
+        requests_per_minute=key.requests_per_minute,
+        tokens_per_day=key.tokens_per_day,
+    )
 
 
 def _key(caller: Caller, services: list[Service]) -> ApiKey | None:

@@ -264,7 +264,8 @@ class ServiceRows:
         """What was used from a day on, oldest first; of one person, or of all."""
         query = sa.select(usage).where(usage.c.day >= since_day).order_by(usage.c.day, usage.c.user, usage.c.service)
         if user is not None:
-            query = query.where(usage.c.user == user)
+            own = usage.c.user.startswith(f"{user}/", autoescape=True)  # through one of their keys
+            query = query.where(sa.or_(usage.c.user == user, own))
         with self.reader.connect() as db:
             return [Usage(**row._mapping) for row in db.execute(query)]
 

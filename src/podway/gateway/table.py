@@ -58,9 +58,11 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RouteTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at once; `version` names this content, and another table has another one."""
+    """Everything at once; `version` names this content, and another table has another one (but for what was spent)."""
 
     version: int = 0
+    day: str = ""  # of `spent`, as 2026-11-16 (UTC)
+    spent: dict[str, int] = {}  # tokens that keys with a budget have used on that day, through all gateways
     services: tuple[RoutedService, ...] = ()
     keys: dict[str, ApiKey] = {}  # SHA-256 of the key, in hex
 

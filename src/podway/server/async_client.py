@@ -132,6 +132,9 @@ class AsyncClient:
     gateway_routes = _call(Client.gateway_routes)
     gateway_report = _call(Client.gateway_report)
     usage_by_day = _call(Client.usage_by_day)
+    make_gateway_key = _call(Client.make_gateway_key)
+    gateway_keys = _call(Client.gateway_keys)
+    delete_gateway_key = _call(Client.delete_gateway_key)
 
     info = _call(Client.info)
     page_link = _call(Client.page_link)

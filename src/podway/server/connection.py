@@ -177,8 +177,8 @@ class ServerConnection:
 
 
 def _is_safe(method: str, path: str) -> bool:
-    """Whether a request may be sent again after its answer was lost: all but making a token. A launch carries its id."""
-    return not (method == "POST" and path == "/v1/tokens")
+    """Whether a request may be sent again after its answer was lost: all but making a token or key. A launch carries its id."""
+    return not (method == "POST" and path in ("/v1/tokens", "/v1/gateway/keys"))
 
 
 def _is_passing(error: OSError | UserError) -> bool:

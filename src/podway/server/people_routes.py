@@ -31,9 +31,9 @@ def info(call: ApiCall) -> api.InfoReply:
 def make_token(call: ApiCall) -> api.TokenReply:
     """A token for a person, shown this once."""
     body: api.TokenBody = call.body
-    _checked(body.user, "user")
+    checked_name(body.user, "user")
     if body.name:
-        _checked(body.name, "token name")
+        checked_name(body.name, "token name")
     if body.lifetime_s is not None and not 0 < body.lifetime_s < 1e10:
         raise UserError("lifetime_s must be above 0", "give seconds, or null for a token that never expires")
     token = call.services.store.people.add_token(body.user, body.role, body.name, body.lifetime_s)
@@ -80,7 +80,7 @@ def members(call: ApiCall) -> api.MembersReply:
 
 def set_member(call: ApiCall) -> api.MembersReply:
     """Put a person into a project, which exists while it has members."""
-    project, user = _checked(call.path["project"], "project"), _checked(call.path["user"], "user")
+    project, user = checked_name(call.path["project"], "project"), checked_name(call.path["user"], "user")
     call.services.store.people.set_member(project, user, call.body.role)
     call.services.tokens.reload()
     return members(call)
@@ -104,7 +104,8 @@ def audit(call: ApiCall) -> api.AuditReply:
     return api.AuditReply(entries=entries)
 
 
-def _checked(text: str, what: str) -> str:
+def checked_name(text: str, what: str) -> str:
+    """The name of a person, a project, a token or a key, if it can be one."""
     if not NAME.fullmatch(text):
         raise UserError(f"{text!r} cannot be a {what}", "use letters, digits and . _ @ + -, at most 100 characters")
     return text

@@ -55,6 +55,10 @@ class TokenCache:
         valid = [row for row in self._known.values() if row.expires is None or row.expires > now]
         return [(row.digest, self._caller(row)) for row in valid]
 
+    def owner(self, user: str) -> Caller:
+        """A person as the owner of keys, which never open more than a member may use."""
+        return Caller(user=user, role="member", projects=self._projects.get(user, {}))
+
     def _caller(self, found: TokenRow | None) -> Caller:
         if found is None:
             raise UserError("this token is not known here", "ask for a new one, then: podway login URL", status=401)
