@@ -36,6 +36,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     subnetwork: str | None = None
     service_account: str | None = None
     tags: tuple[str, ...] = ()
+    isolated: bool = False  # hosts on the server's machine, as an operating-system user of their own
 
     @property
     def hosts(self) -> int:

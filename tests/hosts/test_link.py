@@ -224,3 +224,18 @@ def test_an_agent_that_cannot_start_says_why(tmp_path):
     (tmp_path / "home").write_text("not a directory")
     with pytest.raises(ProviderError, match="did not start"):
         asyncio.run(link.start_local_agent(tmp_path / "agent.pyz", tmp_path / "home", "", dict(os.environ)))
+
+
+def test_a_home_of_another_user_is_reached_only_at_that_users_agent(host):
+    """Whoever owns a home may put a link to another one's state in it."""
+
+    async def hello(user):
+        agent = link.AgentLink(link.connect_local(host.home, user))
+        try:
+            return str((await agent.call("hello")).fields["home"])
+        finally:
+            agent.close()
+
+    assert asyncio.run(hello(os.getuid())) == str(host.home)
+    with pytest.raises(ProviderError, match="is not the agent of that home"):
+        asyncio.run(hello(os.getuid() + 1))

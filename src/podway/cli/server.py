@@ -57,7 +57,9 @@ def command() -> None:
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on.  [default: any free one]")
 @click.option("--db", metavar="URL", default="", help="postgresql://... for a team.  [default: SQLite in PODWAY_HOME]")
 @click.option(
-    "--allow-local", is_flag=True, help="Let people with a token simulate slices here, as this server's user."
+    "--allow-local",
+    is_flag=True,
+    help="Let people with a token simulate slices here, each cluster as a user of its own (needs root).",
 )
 @click.option(
     "--tls-cert", type=click.Path(exists=True, dir_okay=False, resolve_path=True), help="Certificate chain, as PEM."

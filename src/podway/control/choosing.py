@@ -37,11 +37,12 @@ def choose(
     only: str | None = None,
     usual: Sequence[str],
     valid_until_s: float | None = None,
+    isolate: bool = False,
 ) -> Choice:
     """Everything there is; a UserError when nothing is left to try. `only` overrides the task's own providers.
 
     `usual` are the providers to ask where the task names none, the preferred ones first. A simulated one among real ones is
-    shown and not chosen: whoever wants it names it.
+    shown and not chosen: whoever wants it names it. `isolate`: hosts on the server's own machine run as a user of their own.
     """
     offers: list[Offer] = []
     groups: list[list[Order]] = []
@@ -62,7 +63,9 @@ def choose(
         for offer in found:
             why = offer.blocked or _too_dear(offer, resources)
             if why is None:
-                group.append(order_of(offer, resources, valid_until_s))
+                order = order_of(offer, resources, valid_until_s)
+                here = isolate and row_of(offer.provider).on_server
+                group.append(msgspec.structs.replace(order, isolated=True) if here else order)
             elif why.code != "simulated":
                 places = kept_aside.setdefault((offer.accelerator_type or "CPU host", why), [])
                 places.append(offer.zone or offer.provider)

@@ -273,7 +273,8 @@ class Controller:
             parts = self.parts
             gang = Gang(
                 store=parts.store,
-                fleet=Fleet(provider, self.cluster, parts.cache_dir),
+                # A cache of programs is run by whoever reads it: users do not share one.
+                fleet=Fleet(provider, self.cluster, "" if self.cluster.order.isolated else parts.cache_dir),
                 blobs=parts.blobs,
                 vault=parts.vault,
                 archive=parts.archive,

@@ -28,7 +28,7 @@ from podway.hosts.manifest import FileTree
 from podway.launch_options import LaunchRequest
 from podway.order import Order
 from podway.provider_table import row_of, simulated_names
-from podway.providers import Offer, Provider, Request, refuse_stop
+from podway.providers import HostsHere, Offer, Provider, Request, refuse_stop
 from podway.task.task import Autostop, Task, without_secrets
 
 JOB_NUMBER = re.compile(r"[0-9]{1,9}")  # more does not fit the column
@@ -68,12 +68,14 @@ class Control:
         provider: Callable[[str], Provider],
         wake: Callable[[str], None],
         usual: Callable[[], Sequence[str]] = simulated_names,
+        hosts_here: Callable[[], HostsHere] = lambda: "as-server",
     ) -> None:
         self.store = store
         self.vault = vault
         self.provider = provider
         self.wake = wake
         self.usual = usual  # the providers to ask where a task names none
+        self.hosts_here = hosts_here  # how hosts may be made on this machine
 
     # launching
 
@@ -117,6 +119,7 @@ class Control:
             cluster = self._create(name, request, caller.user)
         else:
             _check_taken(cluster, caller)
+            self._check_isolated(cluster)
             if autostop is not None and autostop != cluster.autostop:
                 require(cluster, caller, Right.MANAGE)
             if not self._sent_before(cluster, request):
@@ -152,6 +155,7 @@ class Control:
             raise UserError(
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
             )
+        self._check_isolated(cluster)
         check_fit(cluster, task)
         notes = self._judge(task, cluster.order.provider, files, setup=False)
         job = self._queue(cluster, task, files, user, setup=False, request_id=request_id)
@@ -165,6 +169,7 @@ class Control:
             raise UserError(
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
             )
+        self._check_isolated(cluster)
         task = Task(name="run", run=command)
         job = self._queue(cluster, task, (), user, setup=False, gang=False, request_id=request_id)
         self.wake(cluster.id)
@@ -297,6 +302,7 @@ class Control:
             self.store.tries(),
             only=request.options.provider,
             usual=self.usual(),
+            isolate=self.hosts_here() == "isolated",
             valid_until_s=request.options.valid_until_s,
         )
 
@@ -344,6 +350,16 @@ class Control:
             raise found.refusal
         check_targets(files, simulated=row.simulated)
         return found.notes
+
+    def _check_isolated(self, cluster: Cluster) -> None:
+        """Nothing more runs as the server's own user once people have tokens."""
+        order = cluster.order
+        if row_of(order.provider).on_server and not order.isolated and self.hosts_here() != "as-server":
+            raise UserError(
+                f"cluster {cluster.name} is from before this server had users: its jobs would run as the server's own",
+                f"take it down: podway down {cluster.name}",
+                status=403,
+            )
 
     def _bring_up(self, cluster: Cluster) -> Cluster:
         if cluster.goal == "gone":

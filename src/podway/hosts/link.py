@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -174,31 +176,47 @@ class AgentLink:
             self._idle.pop().close()
 
 
-def connect_local(home: Path) -> Connect:
-    """How to connect to the agent whose home is the directory `home` of this machine."""
+def connect_local(home: Path, user: int | None = None) -> Connect:
+    """How to connect to the agent whose home is the directory `home` of this machine.
+
+    `user`: whose home it is, where that is not this process' own user. Who owns a home may put a link to another one in it: what
+    listens must be a process of the same user.
+    """
 
     async def connect() -> tuple[Reader, Writer]:
         # A socket's path may have 108 bytes at most (unix(7)); through the directory's descriptor any home will do.
         directory = os.open(home / wire.STATE, os.O_PATH | os.O_DIRECTORY)
         try:
-            return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{wire.SOCKET}")
+            reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{wire.SOCKET}")
         finally:
             os.close(directory)
+        if user is not None and _listener(writer.get_extra_info("socket")) != user:
+            writer.close()
+            raise PermissionError(f"what listens in {home} is not the agent of that home")
+        return reader, writer
 
     return connect
 
 
-async def start_local_agent(bundle_path: Path, home: Path, address: str, env: Mapping[str, str]) -> int:
+def _listener(connection: socket.socket) -> int:
+    """The user who listens at the other end of a Unix socket."""
+    _, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(user)
+
+
+async def start_local_agent(
+    bundle_path: Path, home: Path, address: str, env: Mapping[str, str], *, user: int | None = None
+) -> int:
     """Start the agent of a simulated host, unless it runs already; its pid, once it answers.
 
     An agent of another version is replaced; its jobs go on. `env` is the whole environment of the agent and should hold
-    PODWAY_HOST_ID, the mark `kill_local_host` looks for.
+    PODWAY_HOST_ID, the mark `kill_local_host` looks for. `user`: the user id to run as, with a group of the same number.
     """
-    link = AgentLink(connect_local(home))
+    link = AgentLink(connect_local(home, user))
     until = time.monotonic() + START_TIMEOUT_S
     try:
         while True:
-            pid = await _start_daemon(bundle_path, home, address, env)
+            pid = await _start_daemon(bundle_path, home, address, env, user)
             if (await link.call("hello")).fields["version"] == bundle().sha256:
                 return pid
             await link.call("shutdown", keep_jobs=True)
@@ -209,12 +227,18 @@ async def start_local_agent(bundle_path: Path, home: Path, address: str, env: Ma
         link.close()
 
 
-async def _start_daemon(bundle_path: Path, home: Path, address: str, env: Mapping[str, str]) -> int:
+async def _start_daemon(
+    bundle_path: Path, home: Path, address: str, env: Mapping[str, str], user: int | None = None
+) -> int:
     """The pid of the agent that serves `home`, started now or before."""
     command = [sys.executable, "-S", "-E", str(bundle_path), "serve", "--home", str(home)]
     process = await asyncio.create_subprocess_exec(
         *[*command, "--address", address, "--daemon"],
         env=dict(env),
+        user=user,
+        group=user,
+        extra_groups=None if user is None else [],
+        start_new_session=user is not None,  # another user's process must not have this one's terminal
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

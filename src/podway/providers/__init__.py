@@ -30,6 +30,8 @@ log = logging.getLogger("podway.providers")
 
 Body = TypeVar("Body")
 
+# How people may use providers whose hosts are on the server's own machine: as the server's user, as users of their own, or not.
+HostsHere = Literal["as-server", "isolated", "off"]
 BlockCode = Literal["not_offered", "quota", "refused", "price", "simulated"]
 
 
@@ -248,13 +250,13 @@ def open_provider(name: str, root: Path) -> Provider:
 class ProviderSet:
     """The providers of one Podway home, each opened when it is first asked for.
 
-    `on_server`: whether people may launch on providers whose hosts are processes of the server's own machine and user. What is
-    there already is looked after in any case.
+    `hosts_here`: how people may launch on providers whose hosts are on the server's own machine. What is there already is looked
+    after in any case.
     """
 
-    def __init__(self, root: Path, *, on_server: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, root: Path, *, hosts_here: Callable[[], HostsHere] = lambda: "as-server") -> None:
         self._root = root
-        self._on_server = on_server
+        self.hosts_here = hosts_here
         self._opened: dict[str, Provider] = {}
 
     def __call__(self, name: str) -> Provider:
@@ -265,7 +267,7 @@ class ProviderSet:
 
     def for_people(self, name: str) -> Provider:
         """The provider of that name, where people who have a token may use it."""
-        if row_of(name).on_server and not self._on_server():
+        if row_of(name).on_server and self.hosts_here() == "off":
             raise UserError(
                 f"{name} is off on this server: its jobs would run as the server's own user",
                 "choose another --infra; an administrator turns it on with: podway server run --allow-local",
@@ -277,7 +279,7 @@ class ProviderSet:
         """Whom to ask where a task names no provider: those that are set up, and the simulated ones last."""
         rows = provider_rows().values()
         real = [row.name for row in rows if row.configured and not row.simulated and self._is_set_up(row)]
-        off = real and not self._on_server()  # with nothing else to ask, its refusal is the answer
+        off = real and self.hosts_here() == "off"  # with nothing else to ask, its refusal is the answer
         return [*real, *(name for name in simulated_names() if not (off and row_of(name).on_server))]
 
     def _is_set_up(self, row: ProviderRow) -> bool:
@@ -292,6 +294,7 @@ __all__ = [
     "BlockCode",
     "Blocked",
     "Condition",
+    "HostsHere",
     "HttpCall",
     "Observation",
     "Offer",

@@ -40,7 +40,8 @@ from podway.files import write_atomically
 from podway.home import home
 from podway.hosts.blobs import BlobStore
 from podway.provider_table import provider_environment
-from podway.providers import ProviderSet
+from podway.providers import HostsHere, ProviderSet
+from podway.providers.local.isolation import check_isolation
 from podway.server.app import make_app
 from podway.server.limits import Limits, TimedConnection, is_loopback
 from podway.server.notify import LiveRows, Notifier
@@ -106,12 +107,16 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     slow = ThreadPoolExecutor(SLOW_THREADS, "slow")
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(BACKGROUND_THREADS, "background"))
     allow_local = options.allow_local or bool(os.environ.get("PODWAY_ALLOW_LOCAL"))
+    if allow_local:
+        check_isolation()
 
-    def on_server() -> bool:
+    def hosts_here() -> HostsHere:
         """Alone on this machine a person may simulate slices; whoever has a token is not to become the server's user."""
-        return allow_local or (options.host in LOOPBACK and not store.people.tokens())
+        if allow_local:
+            return "isolated"
+        return "as-server" if options.host in LOOPBACK and not store.people.tokens() else "off"
 
-    provider = ProviderSet(place, on_server=on_server)
+    provider = ProviderSet(place, hosts_here=hosts_here)
     blobs, archive = BlobStore(place / "blobs"), Archive(place / "logs")
     vault = SecretVault(place / "secret.key")
     cache = place / "jax-cache"
@@ -126,7 +131,12 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     )
     reconciler = Reconciler(parts, notifier.publish)
     control = Control(
-        store=store, vault=vault, provider=provider.for_people, wake=reconciler.wake, usual=provider.usual
+        store=store,
+        vault=vault,
+        provider=provider.for_people,
+        wake=reconciler.wake,
+        usual=provider.usual,
+        hosts_here=hosts_here,
     )
     orphans = OrphanScanner(store, provider)
     tokens = TokenCache(store.people, token, getpass.getuser())

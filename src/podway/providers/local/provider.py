@@ -8,6 +8,7 @@ A cluster is a directory under the provider's root, and that directory is all th
     NAME/ready            all agents answered once; written last
     NAME/stopped          the hosts are stopped, their homes kept
     NAME/host-I/          the home of host I, with the agent's state in .podway
+    NAME/user             of an isolated cluster: the user id of its hosts, whose homes are elsewhere (isolation.py)
 
 The path is the one real hosts take: the same agent file, the same links, the same sync. Only `submit` differs, which starts
 agents here instead of asking a cloud for machines. Processes of a host carry its id in their environment, so that `destroy`
@@ -31,7 +32,8 @@ from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Connect, connect_local, connect_tcp, kill_local_host, start_local_agent
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
-from podway.providers.local.environment import host_environment
+from podway.providers.local.environment import furnish_home, host_environment
+from podway.providers.local.isolation import HostUser, check_isolation, choose_user, homes_root, kill_user
 from podway.providers.local.subnets import claim_subnet, host_address, release_subnet
 from podway.task.task import Resources
 
@@ -51,6 +53,7 @@ class HostStep(msgspec.Struct, frozen=True, kw_only=True):
     chips: int
     accelerator: str | None
     topology: str | None
+    isolated: bool = False
 
 
 class LocalProvider:
@@ -95,15 +98,14 @@ class LocalProvider:
             Step(
                 verb="start-host",
                 target=f"{name}/host-{rank}",
-                body=msgspec.structs.asdict(
-                    HostStep(
-                        slice=rank // order.hosts_per_slice,
-                        worker=rank % order.hosts_per_slice,
-                        chips=order.chips_per_host,
-                        accelerator=order.accelerator_type,
-                        topology=order.topology,
-                    )
-                ),
+                body={
+                    "slice": rank // order.hosts_per_slice,
+                    "worker": rank % order.hosts_per_slice,
+                    "chips": order.chips_per_host,
+                    "accelerator": order.accelerator_type,
+                    "topology": order.topology,
+                    **({"isolated": True} if order.isolated else {}),
+                },
             )
             for rank in range(order.hosts)
         )
@@ -116,6 +118,11 @@ class LocalProvider:
         if not (place / "request.json").exists():
             write_atomically(place / "request.json", msgspec.json.encode(request))
         claim_subnet(place)
+        if request.steps[0].read(HostStep).isolated and self._user(request.name) is None:
+            check_isolation()
+            taken = [user.number for other in self.root.iterdir() if (user := self._user(other.name)) is not None]
+            homes = homes_root() / self.owner / request.name
+            write_atomically(place / "user", msgspec.json.encode(HostUser(number=choose_user(taken), homes=str(homes))))
         await self._start_agents(request.name)
 
     async def observe(self, name: str) -> Observation:
@@ -153,8 +160,11 @@ class LocalProvider:
         if (place / "request.json").exists():
             await self._kill(name)
         for child in sorted(place.iterdir()):
-            if child.name not in ("request.json", "subnet"):
+            if child.name not in ("request.json", "subnet", "user"):
                 await asyncio.to_thread(_remove, child)
+        user = self._user(name)
+        if user is not None:
+            await asyncio.to_thread(_remove, Path(user.homes))
         release_subnet(place)
         await asyncio.to_thread(_remove, place)
 
@@ -198,7 +208,7 @@ class LocalProvider:
 
     def connect(self, host: Host) -> Connect:
         """The agent's Unix socket."""
-        return connect_local(Path(host.home))
+        return connect_local(Path(host.home), self._number(host.cluster))
 
     def connect_port(self, host: Host, port: int) -> Connect:
         """On the host's own address, or where a program listens on the loopback that all simulated hosts share."""
@@ -206,13 +216,19 @@ class LocalProvider:
 
     def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """A shell on this machine that sees what a job on that host sees."""
+        if self._user(host.cluster) is not None:
+            raise UserError(
+                f"the hosts of cluster {host.cluster} are simulated on the server's machine, as a user of their own",
+                f"run commands there: podway run {host.cluster} COMMAND",
+                status=409,
+            )
         prompt = {"PS1": f"[{host.id.split('/')[-1]}] \\w $ "}
         whole = {**host_environment(host), **env, **prompt}
         whole.pop("PODWAY_RENDEZVOUS", None)  # the other hosts run no part of it: JAX must not wait for them
         return Shell(home=host.home, env=whole)
 
     def _hosts(self, name: str) -> tuple[Host, ...]:
-        place = self.root / name
+        place, homes = self.root / name, self._homes(name)
         request = from_json((place / "request.json").read_bytes(), Request)
         return tuple(
             Host(
@@ -221,7 +237,7 @@ class LocalProvider:
                 slice=step.slice,
                 worker=step.worker,
                 address=host_address(place, rank),
-                home=str(place / f"host-{rank}"),
+                home=str(homes / f"host-{rank}"),
                 id=f"{self.owner}/{name}-{rank}",
             )
             for rank, step in enumerate(one.read(HostStep) for one in request.steps)
@@ -240,30 +256,51 @@ class LocalProvider:
         write_atomically(self.root / name / "ready", b"")
 
     async def _start_agent(self, host: Host) -> None:
-        home = Path(host.home)
-        if not (home.parent / "request.json").exists():
+        home, user = Path(host.home), self._number(host.cluster)
+        if not (self.root / host.cluster / "request.json").exists():
             raise ProviderError(f"the host {host.id} is gone")
-        (home / "sky_workdir").mkdir(parents=True, exist_ok=True)
-        environment = await asyncio.to_thread(host_environment, host)
-        await start_local_agent(self._bundle(), home, host.address, environment)
+        environment = await asyncio.to_thread(furnish_home, host, user)
+        await start_local_agent(self._bundle(host, user), home, host.address, environment, user=user)
 
-    def _bundle(self) -> Path:
+    def _homes(self, name: str) -> Path:
+        """Where the homes of the cluster's hosts are."""
+        user = self._user(name)
+        return self.root / name if user is None else Path(user.homes)
+
+    def _user(self, name: str) -> HostUser | None:
+        """Whose an isolated cluster's hosts are; None where they are our own user's."""
+        try:
+            return from_json((self.root / name / "user").read_bytes(), HostUser)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _number(self, name: str) -> int | None:
+        user = self._user(name)
+        return None if user is None else user.number
+
+    def _bundle(self, host: Host, user: int | None) -> Path:
         """The agent's one file, named by its content: a new version never changes under a running agent."""
         packed = bundle()
-        path = self.root / f"agent-{packed.sha256[:16]}.pyz"
+        place = self.root if user is None else Path(host.home).parent
+        path = place / f"agent-{packed.sha256[:16]}.pyz"
         if not path.exists():
             packed.write(path)
+            path.chmod(0o600 if user is None else 0o644)
         return path
 
     async def _kill(self, name: str) -> None:
         left = await kill_local_host(*(host.id for host in self._hosts(name)))
         if left:
             raise ProviderError(f"processes of {name} are still alive: {left}")
+        user = self._number(name)
+        if user is not None:
+            await asyncio.to_thread(kill_user, user)
 
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, onerror=_make_writable_and_retry)
+        # Root needs no other modes, and must not follow the links that a job may put in the way of a path.
+        shutil.rmtree(path, onerror=None if os.geteuid() == 0 else _make_writable_and_retry)
     else:
         path.unlink(missing_ok=True)
 

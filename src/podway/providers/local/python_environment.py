@@ -65,6 +65,7 @@ def make_tools(folder: Path) -> Path:
         return folder
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.{os.urandom(4).hex()}")
     draft.mkdir()
+    draft.chmod(0o755)  # the hosts may be another user's
     for source in sorted(_own_bin().iterdir()) if has_own_environment() else ():
         if not _OWN_COMMANDS.fullmatch(source.name) and os.access(source, os.X_OK) and source.is_file():
             _copy_command(source, draft / source.name)
