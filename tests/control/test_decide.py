@@ -38,6 +38,9 @@ TABLE = [
     ("stopped", ClusterState.STOPPED, "stopped", 0, "wait"),
     ("stopped", ClusterState.STOPPING, "absent", 0, "mark"),
     ("gone", ClusterState.TERMINATING, "ready", 1, "cancel-jobs"),
+    ("gone", ClusterState.TERMINATING, "preempted", 1, "end-jobs"),  # the cloud is asked first: nothing runs there
+    ("gone", ClusterState.TERMINATING, "absent", 1, "end-jobs"),
+    ("stopped", ClusterState.STOPPING, "stopped", 1, "end-jobs"),
     ("gone", ClusterState.TERMINATING, "ready", 0, "destroy"),
     ("gone", ClusterState.TERMINATING, "creating", 0, "destroy"),
     ("gone", ClusterState.TERMINATING, "deleting", 0, "destroy"),
@@ -126,7 +129,7 @@ def test_every_state_has_an_answer(goal, state, condition, states, now) -> None:
     if goal == "up":
         assert action.verb != "stop"
     if goal == "gone":
-        assert action.verb in ("cancel-jobs", "destroy", "mark")
+        assert action.verb in ("cancel-jobs", "end-jobs", "destroy", "mark")
         assert action.verb != "mark" or (condition == "absent" and action.state is ClusterState.GONE)
     if action.verb == "wait":
         assert 0 < action.wait_s <= 30

@@ -4,11 +4,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from podway.control.fleet import LOST_AFTER_S
 from podway.sandbox.hosts import why_no_hosts
 from podway.sandbox.hosts.netns import why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
@@ -147,6 +149,23 @@ run: /usr/bin/python3 reduce.py
     assert sum("/nodes/" in name for name in living(cloud)) == 2
     podway(pod, "down", "-y", "c")
     wait_until(lambda: pod.client.clusters() == [], 30, "the end of the cluster")
+
+
+def test_down_does_not_wait_for_a_host_that_is_cut_off(pod: Podway, cloud: Running) -> None:
+    """The cloud that deletes it is what ends the job there; who waits is told for what."""
+    podway(pod, "launch", "-y", "-d", "-c", "c", "--infra", "gcp", "--zone", EAST, "--tpus", "v6e-16", "sleep 1000")
+    wait_until(lambda: pod.client.cluster("c").open_jobs and pod.client.job("c", 1).state == "RUNNING", 60, "the job")
+    node = pod.client.cluster("c").hosts[0].tpu_name
+    cloud.command("POST", "partition", {"node": node, "workers": [2]})
+    began = time.monotonic()
+    shown = podway(pod, "down", "-y", "c")
+    took = time.monotonic() - began
+    assert "c: Waiting for worker2 (10." in shown and "c: Not waiting for worker2" in shown
+    assert took < LOST_AFTER_S, took  # as long as a host is waited for whose cluster stays
+    job = pod.client.job("c", 1)
+    assert job.state == "CANCELLED"
+    assert [end.rank for end in job.exits if end.lost] == [2]
+    assert not any("/nodes/" in name for name in living(cloud))
 
 
 def test_a_host_cut_off_and_an_sshd_killed_cost_no_line(pod: Podway, cloud: Running) -> None:

@@ -13,6 +13,7 @@ from podway.server.api import ClusterView
 from podway.server.client import Client
 
 _POLL_S = (0.05, 0.5)  # soon at first, then seldom
+_QUIET_S = 2.0  # nobody wants to know what they hardly wait for
 
 
 class Selection(NamedTuple):
@@ -69,27 +70,36 @@ def for_each(
 ) -> None:
     """Do it on all clusters at once, then wait until each is in the state `goal`. A failure does not stop the others."""
     failures = list(chosen.mistakes)
-    asked: list[ClusterView] = []
+    asked: list[tuple[ClusterView, int]] = []
     for cluster in chosen.clusters:
         try:
-            asked.append(act(cluster.name))
+            before = last_event(client, cluster.name)
+            asked.append((act(cluster.name), before))
         except UserError as error:
             failures.append(error)
     with Screen() as screen:
-        for cluster in asked:
+        for cluster, before in asked:
             screen.wait(f"{doing} {cluster.name}")
             try:
-                until(client, cluster, goal, screen)
+                until(client, cluster, goal, screen, doing, before)
                 screen.done(f"Cluster {cluster.name} {done.format(name=cluster.name)}.")
             except UserError as error:
                 failures.append(error)
     raise_all(failures)
 
 
-def until(client: Client, asked: ClusterView, goal: str, screen: Screen) -> None:
-    """Return when the cluster is in the state `goal`, or has been replaced by another; show what goes wrong."""
+def last_event(client: Client, name: str) -> int:
+    """The id of the latest event of a cluster."""
+    return max((event.id for event in client.events(name)), default=0)
+
+
+def until(client: Client, asked: ClusterView, goal: str, screen: Screen, doing: str, told: int) -> None:
+    """Return when the cluster is in the state `goal`, or has been replaced by another.
+
+    Of the events after `told`, errors are shown, and where it takes long what is waited for.
+    """
     pause, most = _POLL_S
-    told = max((event.id for event in client.events(asked.name)), default=0)
+    quiet_until, under_way = time.monotonic() + _QUIET_S, list[str]()
     while True:
         cluster = client.cluster(asked.name)
         if cluster.id != asked.id or cluster.state == goal:
@@ -101,9 +111,15 @@ def until(client: Client, asked: ClusterView, goal: str, screen: Screen) -> None
             told = event.id
             if event.kind == "error" and event.job is None:
                 screen.line(f"{MORE} {cluster.name}: {event.text} (retrying; after Ctrl-C the server goes on)")
+            elif event.kind == "progress":
+                under_way = [*(under_way if time.monotonic() > quiet_until else ()), event.text]
+                screen.wait(f"{doing} {cluster.name}: {event.text}")
             elif event.detail.get("state") == "INIT":
                 screen.line(
                     f"{MORE} {cluster.name} {event.text}" if event.text[:1].islower() else f"{MORE} {event.text}"
                 )
+        if time.monotonic() > quiet_until:
+            while under_way:
+                screen.line(f"{MORE} {cluster.name}: {under_way.pop(0)}")
         time.sleep(pause)
         pause = min(most, pause * 1.5)

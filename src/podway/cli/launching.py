@@ -10,7 +10,7 @@
 import click
 import msgspec
 
-from podway.cli.choosing import until
+from podway.cli.choosing import last_event, until
 from podway.cli.confirmation import proceed
 from podway.cli.screen import LAST, MORE, Screen
 from podway.cli.sizing import warn_misfit
@@ -146,7 +146,8 @@ def _see_through(client: Client, screen: Screen, reply: LaunchReply, interaction
     if reply.job is None:
         if not interaction.detach:
             screen.wait(f"Launching cluster {reply.cluster}")
-            until(client, client.cluster(reply.cluster), "UP", screen)
+            before = last_event(client, reply.cluster)
+            until(client, client.cluster(reply.cluster), "UP", screen, "Launching", before)
             screen.done(f"Cluster up: {reply.cluster}.")
     elif interaction.detach:
         screen.step(f"Job submitted, ID: {reply.job}")

@@ -61,7 +61,7 @@ class Archive:
                     await self._copy(session, job, phase, place / f"{session.host.rank}.{job.label(phase)}")
 
         phases = [phase for phase in PHASES if job.label(phase) in job.attempt.pids]
-        await asyncio.gather(*(one(session, phase) for session in fleet.sessions for phase in phases))
+        await asyncio.gather(*(one(session, phase) for session in fleet.answering() for phase in phases))
 
     async def _copy(self, session: HostSession, job: Job, phase: str, path: Path) -> None:
         while True:

@@ -31,6 +31,7 @@ from podway.control.vault import SecretVault
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.providers import Observation, Provider, stoppable
+from podway.quantities import format_count
 from podway.task.task import Autostop
 
 PATIENCE_S = 2.0  # between tries of an action that failed
@@ -131,6 +132,8 @@ class Controller:
                 crash.point("stop.after-stop")
             case "destroy":
                 crash.point("down.before-destroy")
+                if self._last[1] == 0:
+                    await self._event(f"Deleting {provisioning.describe(cluster.order)}", kind="progress")
                 await provider.destroy(cluster.name)
                 crash.point("down.after-destroy")
             case "clear":
@@ -152,6 +155,10 @@ class Controller:
                     [job for job in jobs if job.number in action.jobs], JobState.FAILED_NO_RESOURCE, action.reason
                 )
                 return 0
+            case "end-jobs":
+                await self._drop_gangs()
+                await self._end_jobs(jobs, JobState.CANCELLED, action.reason)
+                return 0
             case "mark":
                 await self._mark(action, seen)
                 return 0
@@ -161,6 +168,8 @@ class Controller:
                 self._begin(provider, action.jobs)
                 return LOOK_S
             case "cancel-jobs":
+                if self._last[1] == 0:
+                    await self._event(f"Ending {format_count(len(action.jobs), 'job')} first", kind="progress")
                 await self._cancel_jobs(provider, action)
                 return 1.0
             case _:

@@ -26,10 +26,14 @@ Verb = Literal[
     "take-next",  # nothing is left of the last try: take the next place
     "fail-jobs",  # they waited for hosts longer than they may
     "cancel-jobs",  # end what runs before the hosts go
+    "end-jobs",  # the hosts have gone already: nothing runs that could be cancelled
     "begin-jobs",  # drive the jobs listed
     "autostop",  # idle for long enough: change the goal
     "wait",
 ]
+
+
+_NOTHING_RUNS = frozenset({"absent", "deleting", "failed", "preempted", "stopped"})
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +52,8 @@ def decide(cluster: Cluster, jobs: list[Job], seen: Observation, now: float) -> 
         return _towards_up(cluster, jobs, seen, now)
     if jobs:
         why = "the cluster is being taken down" if cluster.goal == "gone" else "the cluster is being stopped"
-        return Action(verb="cancel-jobs", jobs=tuple(job.number for job in jobs), reason=why)
+        verb: Verb = "end-jobs" if seen.condition in _NOTHING_RUNS else "cancel-jobs"
+        return Action(verb=verb, jobs=tuple(job.number for job in jobs), reason=why)
     if seen.condition == "absent":
         return Action(verb="mark", state=ClusterState.GONE, reason=cluster.reason)
     if cluster.goal == "gone":

@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Any
 
-from podway.control.records import Cluster
+from podway.control.records import Cluster, Exit
 from podway.errors import ProviderError
 from podway.hosts.link import AgentLink
 from podway.order import Host
@@ -53,6 +53,11 @@ class Fleet:
         self.sessions = [HostSession(provider, host) for host in cluster.hosts]
         self.cache_dir = cache_dir
         self.silent: dict[int, float] = {}  # rank -> since when its agent does not answer
+        self.given_up: set[int] = set()  # ranks that did not answer and are not waited for: the cluster is going
+
+    def answering(self) -> list[HostSession]:
+        """The sessions with hosts that are not given up."""
+        return [session for session in self.sessions if session.host.rank not in self.given_up]
 
     async def ensure_agents(self) -> tuple[int, ...]:
         """Every host's agent runs and answers; by rank, what is to be added to its clock (ms) to agree with ours."""
@@ -104,3 +109,16 @@ async def _skew_ms(session: HostSession) -> int:
     took = time.time() - asked
     skew = asked + took / 2 - then
     return round(skew * 1000) if abs(skew) > max(SKEW_S, took) else 0
+
+
+def read_exit(rank: int, reply: dict[str, Any]) -> Exit:
+    """How a rank's phase ended, as its agent answers to `status`."""
+    return Exit(
+        rank=rank,
+        code=reply.get("code"),
+        signal=reply.get("signal"),
+        lost=reply["state"] == "lost",
+        pid=reply.get("pid"),
+        cpu_s=float(reply.get("cpu_s") or 0.0),
+        max_rss=int(reply.get("max_rss") or 0),
+    )

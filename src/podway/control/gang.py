@@ -16,26 +16,30 @@ On hosts that may vanish, the output is copied to the archive all along.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import TypeVar
 
 from podway import crash
 from podway.control import transitions
 from podway.control.archive import Archive
 from podway.control.decide import RankStatus, Verdict, judge
-from podway.control.fleet import LOST_AFTER_S, Fleet, HostSession
+from podway.control.fleet import LOST_AFTER_S, Fleet, HostSession, read_exit
 from podway.control.records import Cluster, Event, Exit, Job, JobState
 from podway.control.recovery import Cause, cause_of, comes_back
+from podway.control.stopping import stop_job
 from podway.control.store import Stale, Store
 from podway.control.vault import SecretVault
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
+from podway.hosts.logs.text import host_name
 from podway.hosts.manifest import FileTree
 from podway.hosts.sync import Progress, sync
 from podway.hosts.tree import TreeManifest
 from podway.launch import WORKDIR, Launch
 from podway.quantities import format_bytes
 from podway.storage.attach import Attachment
+
+Done = TypeVar("Done")
 
 GRACE_S = 10.0  # between SIGTERM and SIGKILL, unless the task says otherwise
 PROGRESS_S = 5.0  # between lines about a sync under way
@@ -102,8 +106,8 @@ class Gang:
             crash.point("job.begun")
         if self.job.state is JobState.SETTING_UP:
             await self._refuse_if_cancelled()
-            self.skew_ms = await self.fleet.ensure_agents()
-            await self._sync()
+            self.skew_ms = await self._unless_cancelled(self.fleet.ensure_agents())
+            await self._unless_cancelled(self._sync())
             if self.job.run_setup and self._launch().script("setup").strip():
                 failed = await self._phase("setup")
                 if failed is not None:
@@ -169,7 +173,7 @@ class Gang:
             telling.cancel()
 
     def _buckets(self) -> Attachment:
-        links = [session.link for session in self.fleet.sessions]
+        links = [session.link for session in self.fleet.answering()]
         on_hosts = "own-identity" in self.fleet.row.capabilities
         return Attachment(self.job.task.file_mounts, links, on_hosts=on_hosts)
 
@@ -180,36 +184,41 @@ class Gang:
         if self.job.task.registry is not None:  # it pulls the image; the job has no business with it
             secrets.pop(self.job.task.registry.password_secret, None)
 
-        async def start(session: HostSession) -> int | None:
-            host = session.host
+        pids = [0] * len(self.fleet.sessions)
+
+        async def start(session: HostSession) -> None:
             reply = await session.call(
                 "start",
                 job=self.job.agent_job_id,
                 phase=phase,
                 script=launch.script(phase),
-                env=launch.env_for(host, phase),
+                env=launch.env_for(session.host, phase),
                 secrets=secrets,
                 cwd=self.job.task.working_dir or WORKDIR,
                 interpreter=[self.job.task.shell],
             )
-            pid = reply.get("pid")
-            return int(pid) if pid else None
+            pids[session.host.rank] = int(reply.get("pid") or 0)
 
         starts = [asyncio.create_task(start(session)) for session in self.fleet.sessions]
         await asyncio.wait(starts, return_when=asyncio.FIRST_COMPLETED)
         crash.point("job.phase-half-started")
-        pids = await asyncio.gather(*starts)
-        known, self.exits = [pid or 0 for pid in pids], ()
-        await self._update(
-            f"started {phase} on {len(pids)} host(s)",
-            lambda job: transitions.mark_phase_started(job, phase, known, self.skew_ms),
-        )
+        self.exits = ()
+        try:
+            await self._unless_cancelled(_all(starts))
+        except Cancelled:  # what did start has output to keep; an agent starts nothing more once it hears of the cancel
+            await self._mark_started(phase, pids)
+            raise
+        await self._mark_started(phase, pids)
         crash.point("job.phase-started")
         mirror = asyncio.create_task(self._mirror())
         try:
             return await self._watch(phase)
         finally:
             mirror.cancel()
+
+    async def _mark_started(self, phase: str, pids: list[int]) -> None:
+        text = f"started {phase} on {len(pids)} host(s)"
+        await self._update(text, lambda job: transitions.mark_phase_started(job, phase, pids, self.skew_ms))
 
     async def _mirror(self) -> None:
         """Keep copying the output from hosts that may vanish with it."""
@@ -273,11 +282,8 @@ class Gang:
             return RankStatus(rank=rank, state="running")
         self.fleet.silent.pop(rank, None)
         state = reply["state"]
-        if state in ("exited", "lost"):
-            return RankStatus(
-                rank=session.host.rank, state=state, pid=reply.get("pid"), exit=_exit(session.host.rank, reply)
-            )
-        return RankStatus(rank=session.host.rank, state=state, pid=reply.get("pid"))
+        ended = read_exit(rank, reply) if state in ("exited", "lost") else None
+        return RankStatus(rank=rank, state=state, pid=reply.get("pid"), exit=ended)
 
     async def _fail(self, state: JobState, phase: str, blamed: Exit) -> None:
         """It failed: for good, unless its task comes back from this."""
@@ -331,22 +337,12 @@ class Gang:
     async def _stop_all(self) -> None:
         grace = self.job.task.stop_duration_s
         grace_s = GRACE_S if grace is None else float(grace)
+        await stop_job(self.fleet, self.job.agent_job_id, grace_s, is_going=self._is_going, tell=self._note)
 
-        async def stop(session: HostSession) -> None:
-            while True:
-                try:
-                    reply = await session.call(
-                        "cancel", job=self.job.agent_job_id, grace=grace_s, wait=5.0, patience=LOST_AFTER_S
-                    )
-                except ProviderError:
-                    return  # nothing answers there; the provider's destroy is what ends it
-                if reply.get("gone"):
-                    return
-
-        stops = [asyncio.create_task(stop(session)) for session in self.fleet.sessions]
-        await asyncio.sleep(0)
-        crash.point("job.cancel-sent")
-        await asyncio.gather(*stops)
+    async def _is_going(self) -> bool:
+        """Whether the cluster is being stopped or deleted."""
+        cluster = await asyncio.to_thread(self.store.cluster, self.cluster.id)
+        return cluster is None or cluster.goal != "up"
 
     async def _final_exits(self) -> tuple[Exit, ...]:
         """How every rank ended, the stopped ones included."""
@@ -359,11 +355,13 @@ class Gang:
             rank = session.host.rank
             if rank in known:
                 return known[rank]
+            if rank in self.fleet.given_up:
+                return Exit(rank=rank, lost=True)
             try:
                 reply = await session.call("status", job=self.job.agent_job_id, phase=phases[0], wait=0.0, patience=2.0)
             except ProviderError:
                 return Exit(rank=rank, lost=True)
-            return _exit(rank, reply)
+            return read_exit(rank, reply)
 
         return tuple(await asyncio.gather(*(ask(session) for session in self.fleet.sessions)))
 
@@ -372,6 +370,22 @@ class Gang:
         return [phase for phase in ("run", "setup") if self.job.label(phase) in self.job.attempt.pids]
 
     # the row
+
+    async def _unless_cancelled(self, work: Coroutine[None, None, Done]) -> Done:
+        """Do it, and leave it undone as soon as the job is cancelled: a host that does not answer holds nobody up."""
+        doing = asyncio.create_task(work)
+        try:
+            while True:
+                wake = asyncio.create_task(self.changed.wait())
+                await asyncio.wait([doing, wake], return_when=asyncio.FIRST_COMPLETED)
+                wake.cancel()
+                if doing.done():
+                    return doing.result()
+                self.changed.clear()
+                await self._refuse_if_cancelled()
+        finally:
+            doing.cancel()
+            await asyncio.wait([doing])
 
     async def _refuse_if_cancelled(self) -> None:
         fresh = await asyncio.to_thread(self.store.job, self.cluster.id, self.job.number)
@@ -421,20 +435,11 @@ class Gang:
 
     def _blame(self, phase: str, end: Exit) -> str:
         host = self.fleet.hosts[end.rank]
-        who = "head" if end.rank == 0 else f"worker{end.rank}"
-        return f"{phase} on {who} (rank {end.rank}, {host.address}) {end}"
+        return f"{phase} on {host_name(end.rank)} (rank {end.rank}, {host.address}) {end}"
 
 
-def _exit(rank: int, reply: dict[str, Any]) -> Exit:
-    return Exit(
-        rank=rank,
-        code=reply.get("code"),
-        signal=reply.get("signal"),
-        lost=reply["state"] == "lost",
-        pid=reply.get("pid"),
-        cpu_s=float(reply.get("cpu_s") or 0.0),
-        max_rss=int(reply.get("max_rss") or 0),
-    )
+async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    await asyncio.gather(*tasks)
 
 
 def _files(trees: Sequence[FileTree]) -> str:
