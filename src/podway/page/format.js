@@ -10,6 +10,8 @@ export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !isFinite(seconds)) return "–";
+  if (seconds < 0.001) return `${Math.round(seconds * 1e6)} µs`;
+  if (seconds < 0.01) return `${(seconds * 1000).toFixed(1)} ms`;
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
   const minutes = seconds / 60;
@@ -40,3 +42,5 @@ export function big(value) {
 export const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
 
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
+
+export const mib = (bytes) => (bytes >= 2 ** 30 ? gib(bytes) : `${Math.round(bytes / 2 ** 20)} MiB`);

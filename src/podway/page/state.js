@@ -31,19 +31,22 @@ async function load(path) {
   }
 }
 
-// The value at a path of the API: {value, error}; `value` is undefined until it is there.
-export function useApi(path) {
+// The value at a path of the API: {value, error}; `value` is undefined until it is there. With `every`, asked again after so many
+// seconds: only for what no stream tells of.
+export function useApi(path, every = 0) {
   const [, update] = useState({});
   useEffect(() => {
     if (!path) return undefined;
     const one = slot(path);
     one.listeners.add(update);
     load(path);
+    const timer = every ? setInterval(() => document.hidden || load(path), every * 1000) : 0;
     return () => {
+      clearInterval(timer);
       one.listeners.delete(update);
       if (!one.listeners.size) kept.delete(path);
     };
-  }, [path]);
+  }, [path, every]);
   const one = path ? kept.get(path) : null;
   return { value: one ? one.value : undefined, error: one ? one.error : null };
 }

@@ -81,6 +81,7 @@ class PlanView(Reply, frozen=True):
     hosts: int
     mesh: str
     axes: dict[str, int]
+    boxes: dict[str, list[int]]  # of each axis: the chips along x, y, z that one group of it spans
     batch: int
     microbatches: int
     seq: int
@@ -271,3 +272,54 @@ class RunsReply(Reply, frozen=True):
     """The latest first."""
 
     runs: list[RunView]
+
+
+class CostView(Reply, frozen=True):
+    """What one cluster cost since it was created, and what of it idled: up with no job running."""
+
+    id: str
+    name: str
+    user: str
+    project: str
+    model: str
+    resources: str
+    state: str
+    created: float
+    ended: float | None
+    hourly_cost: float | None
+    up_s: float
+    idle_s: float
+    cost: float
+    idle_cost: float
+
+
+class DayCost(Reply, frozen=True):
+    """Of one day (UTC): a cluster's cost is spread evenly over its life."""
+
+    day: str
+    cost: float
+    idle_cost: float
+
+
+class CostsReply(Reply, frozen=True):
+    """Of the clusters the caller may see."""
+
+    clusters: list[CostView]
+    days: list[DayCost]
+
+
+class CloudView(Reply, frozen=True):
+    """A provider: whether its package is here, whether it is set up, and what went wrong when it was last asked."""
+
+    name: str
+    simulated: bool
+    installed: bool
+    configured: bool
+    used: bool
+    note: str
+
+
+class CloudsReply(Reply, frozen=True):
+    """All that this server knows."""
+
+    clouds: list[CloudView]

@@ -9,10 +9,14 @@ from starlette.responses import Response, StreamingResponse
 
 from podway.catalog.prices import offers_for, price_of
 from podway.catalog.slices import Slice, all_slices, find_slice
+from podway.control.access import right_on
 from podway.errors import UserError
-from podway.extras import require
+from podway.extras import installed, require
+from podway.home import home
 from podway.model.params import count
+from podway.provider_table import ProviderRow, load, provider_rows
 from podway.server import page_api
+from podway.server.costs import costs_since
 from podway.server.routing import ApiCall
 from podway.server.sessions import COOKIE
 from podway.version import __version__
@@ -165,3 +169,44 @@ async def follow_rehearsal(call: ApiCall) -> Response:
 async def cancel_rehearsal(call: ApiCall) -> page_api.RehearsalView:
     """End one."""
     return await call.services.rehearsals.cancel(call.path["rehearsal"], _whose(call))
+
+
+def costs(call: ApiCall) -> page_api.CostsReply:
+    """What clusters cost, of those the caller may see that live or were created since `past`."""
+    store, since = call.services.store, call.query.get("past", time.time() - 30 * 86400)
+    clusters = [*store.past_clusters(since), *store.live_clusters()]
+    seen = [one for one in clusters if right_on(one, call.caller) is not None]
+    return costs_since([(one, store.jobs(one.id)) for one in seen], since)
+
+
+def clouds(call: ApiCall) -> page_api.CloudsReply:
+    """The providers of this server, and what came of asking them."""
+    used, report = set(call.services.store.providers_used()), call.services.orphans.last
+    found = []
+    for name, row in provider_rows().items():
+        here = not row.extra or installed(row.extra)
+        ready = here and _is_set_up(row)
+        found.append(
+            page_api.CloudView(
+                name=name,
+                simulated=row.simulated,
+                installed=here,
+                configured=ready,
+                used=name in used,
+                note=_cloud_note(row.extra if not here else "", ready, report.unreachable.get(name, "")),
+            )
+        )
+    return page_api.CloudsReply(clouds=found)
+
+
+def _is_set_up(row: ProviderRow) -> bool:
+    try:
+        return not row.configured or bool(load(row.configured)(home()))
+    except Exception:  # somebody else's code; a launch there tells more
+        return False
+
+
+def _cloud_note(extra: str, ready: bool, trouble: str) -> str:
+    if extra:
+        return f"install podway[{extra}] on the server"
+    return trouble or ("" if ready else "not set up on the server")

@@ -9,6 +9,7 @@ from podway.model.families import known_model
 from podway.model.hf import shape_from_hf
 from podway.model.layout import AXES
 from podway.model.shape import ModelShape
+from podway.plan.network import INSIDE_OUT, place
 from podway.plan.plans import TrainPlan, evaluate
 from podway.plan.task_needs import command_of, settings_from, training_of
 from podway.server import page_api
@@ -34,6 +35,7 @@ def plan_view(found: TrainPlan, tokens: float | None = None) -> page_api.PlanVie
         hosts=found.slice.hosts,
         mesh=str(found.mesh),
         axes={axis: found.mesh.size(axis) for axis in AXES if found.mesh.size(axis) > 1},
+        boxes=_boxes(found),
         batch=found.training.batch,
         microbatches=found.training.microbatches,
         seq=found.training.seq,
@@ -49,6 +51,18 @@ def plan_view(found: TrainPlan, tokens: float | None = None) -> page_api.PlanVie
         memory_limit=found.memory.limit,
         time=found.time.parts,
     )
+
+
+def _boxes(found: TrainPlan) -> dict[str, list[int]]:
+    """Where each axis lies in the torus: what an axis spans together with those inside it."""
+    placed, spans, boxes = place(found.mesh, found.slice), [1] * len(found.slice.topology), {}
+    for axis in INSIDE_OUT:
+        group = getattr(placed, axis)
+        if group.box:  # none of an axis of size 1
+            spans = [have * more for have, more in zip(spans, group.box, strict=False)]
+        if found.mesh.size(axis) > 1:
+            boxes[axis] = list(spans)
+    return boxes
 
 
 def planned_reply(cluster: Cluster, job: Job, blobs: BlobStore) -> page_api.PlannedReply:

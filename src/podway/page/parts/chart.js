@@ -5,6 +5,8 @@ import uPlot from "../vendor/uplot.js";
 
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+export const barPaths = uPlot.paths.bars({ size: [0.6, 36] });
+
 // `make(colour, axis)` gives uPlot's options without width and height; `shape` names what they depend on.
 export function Chart({ make, data, height = 260, label, shape = "" }) {
   const box = useRef(null);
@@ -31,7 +33,13 @@ export function Chart({ make, data, height = 260, label, shape = "" }) {
   useEffect(() => {
     if (plot.current) plot.current.setData(data);
   }, [data]);
-  return html`<div class="chart" ref=${box} role="img" aria-label=${label}></div>`;
+  return html`<div class="chart" ref=${(element) => hold(box, element, height)} role="img" aria-label=${label}></div>`;
+}
+
+// Room for the plot before it is drawn: nothing moves when it comes.
+function hold(box, element, height) {
+  box.current = element;
+  if (element) element.style.minHeight = `${height}px`;
 }
 
 const compact = (value) =>

@@ -43,19 +43,34 @@ export const Card = ({ title, aside, children, ...more }) =>
 export const Figure = ({ label, value, note }) =>
   html`<div class="figure"><span class="label">${label}</span><span class="value">${value}</span>${note ? html`<span class="note">${note}</span>` : null}</div>`;
 
-// Rows with columns {title, cell(row), numeric, minor}; minor columns go first where the screen is narrow.
-export const Table = ({ rows, columns, caption, onOpen }) => html`
-  <div class="table"><table>
+const FEW = 200; // rows that are all drawn
+const ROW = 37; // pixels, of a row in a long table: as in style.css
+const AROUND = 12;
+
+// Rows with columns {title, cell(row), numeric, minor}; minor columns go first where the screen is narrow. Of a long table only the
+// rows on the screen are elements.
+export function Table({ rows, columns, caption, onOpen }) {
+  const box = useRef(null);
+  const [top, setTop] = useState(0);
+  const long = rows.length > FEW;
+  const first = long ? Math.max(0, Math.floor(top / ROW) - AROUND) : 0;
+  const last = long ? Math.min(rows.length, first + Math.ceil(640 / ROW) + 2 * AROUND) : rows.length;
+  const classes = (one) => `${one.numeric ? "numeric" : ""} ${one.minor ? "minor" : ""}`;
+  const space = (count) => (count ? html`<tr class="space" aria-hidden="true"><td colspan=${columns.length} ref=${(cell) => cell && (cell.style.height = `${count * ROW}px`)}></td></tr>` : null);
+  return html`
+  <div class=${long ? "table long" : "table"} ref=${box} tabindex=${long ? "0" : null} role=${long ? "region" : null} aria-label=${long ? caption : null}
+    onScroll=${long ? () => setTop(box.current.scrollTop) : null}><table aria-rowcount=${long ? rows.length : null}>
     <caption class="visually-hidden">${caption}</caption>
-    <thead><tr>${columns.map((one) => html`<th scope="col" class="${one.numeric ? "numeric" : ""} ${one.minor ? "minor" : ""}">${one.title}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`
-      <tr key=${row.key} class=${onOpen ? "opens" : ""} onClick=${onOpen ? (event) => event.target.closest("a,button") || onOpen(row) : null}>
-        ${columns.map((one) => html`<td class="${one.numeric ? "numeric" : ""} ${one.minor ? "minor" : ""}">${one.cell(row)}</td>`)}
-      </tr>`)}</tbody>
+    <thead><tr>${columns.map((one) => html`<th scope="col" class=${classes(one)}>${one.title || html`<span class="visually-hidden">Choose</span>`}</th>`)}</tr></thead>
+    <tbody>${space(first)}${rows.slice(first, last).map((row) => html`
+      <tr key=${row.key} class=${onOpen ? "opens" : ""} onClick=${onOpen ? (event) => event.target.closest("a,button,input") || onOpen(row) : null}>
+        ${columns.map((one) => html`<td class=${classes(one)}>${one.cell(row)}</td>`)}
+      </tr>`)}${space(rows.length - last)}</tbody>
   </table></div>`;
+}
 
 // A button that asks before it acts, and says what came of it.
-export function Action({ label, question, confirm, danger, act }) {
+export function Action({ label, question, confirm, danger, act, children }) {
   const dialog = useRef(null);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
@@ -74,6 +89,7 @@ export function Action({ label, question, confirm, danger, act }) {
     <button class=${danger ? "danger" : ""} onClick=${() => { setError(null); dialog.current.showModal(); }}>${label}</button>
     <dialog ref=${dialog} aria-label=${label}>
       <p>${question}</p>
+      ${children || null}
       <${Problem} error=${error} />
       <div class="buttons">
         <button onClick=${() => dialog.current.close()}>Keep it</button>

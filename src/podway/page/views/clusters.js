@@ -6,7 +6,7 @@ import { refresh, useApi, useNow } from "../state.js";
 import { Link, go } from "../router.js";
 import { Action, Card, Code, Empty, Loaded, State, Table, useTitle } from "../parts/elements.js";
 import { Torus } from "../parts/torus.js";
-import { ago, clock, dollars, duration } from "../format.js";
+import { ago, clock, dollars, duration, mib } from "../format.js";
 
 export function Clusters() {
   useTitle("Clusters");
@@ -29,12 +29,34 @@ export function Clusters() {
   </${Card}>`;
 }
 
+const SOME = 500; // jobs that are asked for again whenever one changes
+const USAGE_S = 10;
+const ASKED = 64; // hosts: more are not asked for their use
+
+// Every host by rank: whether it answers, and what the running job uses there.
+function Hosts({ one, jobs, path }) {
+  const running = jobs && one.state === "UP" && one.hosts.length <= ASKED ? jobs.jobs.find((job) => job.state === "RUNNING") : null;
+  const used = useApi(running ? `${path}/jobs/${running.number}/usage` : null, USAGE_S);
+  const ranks = new Map(((used.value && used.value.ranks) || []).map((rank) => [rank.rank, rank]));
+  const silent = running && used.error && used.error.status;
+  return html`<${Card} title=${`Hosts (${one.hosts.length})`} aside=${running ? html`<span class="muted small">memory and processes of job ${running.number}</span>` : null}>
+    ${one.order.topology ? html`<${Torus} topology=${one.order.topology} hosts=${one.order.hosts_per_slice || 1} perHost=${one.order.chips_per_host || 1} />` : null}
+    ${one.hosts.length ? html`<ol class="hosts">${one.hosts.map((host) => {
+      const use = ranks.get(host.rank);
+      return html`<li key=${host.id} class=${one.state !== "UP" ? "idle" : silent ? "bad" : "good"} title=${`rank ${host.rank}, slice ${host.slice}, worker ${host.worker}, ${host.address}`}>
+        <b>${host.rank}</b><span>${host.address}</span>${running ? html`<span class="tabular">${use ? `${mib(use.rss)}, ${use.processes}` : silent ? "no answer" : "…"}</span>` : null}</li>`;
+    })}</ol>` : html`<p class="muted">No hosts now.</p>`}
+    ${silent ? html`<p class="muted small">${used.error.message}</p>` : null}
+  </${Card}>`;
+}
+
 export function ClusterView({ name, session }) {
   useTitle(name);
   const now = useNow(5000);
   const path = `/v1/clusters/${encodeURIComponent(name)}`;
   const cluster = useApi(path);
-  const jobs = useApi(`${path}/jobs`);
+  const [every, setEvery] = useState(false);
+  const jobs = useApi(`${path}/jobs?limit=${every ? 100000 : SOME}`);
   const events = useApi(`${path}/events`);
   const act = (method, where, body) => async () => {
     await request(method, where, body);
@@ -56,17 +78,12 @@ export function ClusterView({ name, session }) {
           <dt>Created</dt><dd title=${clock(one.created)}>${ago(one.created, now)}</dd><dt>Up for</dt><dd>${one.up_since ? duration(now - one.up_since) : "–"}</dd>
           <dt>Cost</dt><dd>${dollars(one.cost)} <span class="muted">${dollars(one.hourly_cost)}/h</span></dd>
           <dt>Autostop</dt><dd>${one.autostop ? `${one.autostop.down ? "down" : "stop"} after ${one.autostop.idle_minutes} idle min` : "off"}</dd></dl>
-        ${one.order.topology ? html`<${Torus} topology=${one.order.topology} hosts=${one.order.hosts_per_slice || 1} perHost=${one.order.chips_per_host || 1} />` : null}
       </${Card}>
-      <${Card} title=${`Hosts (${one.hosts.length})`}>
-        ${one.hosts.length ? html`<ol class="hosts">${one.hosts.map((host) => html`<li key=${host.id} class=${one.state === "UP" ? "good" : "idle"}
-          title=${`rank ${host.rank}, slice ${host.slice}, worker ${host.worker}`}><b>${host.rank}</b><span>${host.address}</span></li>`)}</ol>`
-          : html`<p class="muted">No hosts now.</p>`}
-      </${Card}>
+      <${Hosts} one=${one} jobs=${jobs.value} path=${path} />
     </div>
-    <${Card} title="Jobs">${html`<${Loaded} from=${jobs}>${(value) => value.jobs.length ? html`<${Table} caption="Jobs" rows=${value.jobs.slice().reverse().map((job) => ({ ...job, key: job.number }))}
+    <${Card} title="Jobs" aside=${jobs.value && jobs.value.jobs.length >= SOME && !every ? html`<button class="quiet" onClick=${() => setEvery(true)}>Show older ones too</button>` : null}>${html`<${Loaded} from=${jobs}>${(value) => value.jobs.length ? html`<${Table} caption="Jobs" rows=${value.jobs.slice().reverse().map((job) => ({ ...job, key: job.number }))}
       onOpen=${(job) => go(`/clusters/${name}/jobs/${job.number}`)} columns=${[
-        { title: "Job", cell: (job) => html`<${Link} to=${`/clusters/${name}/jobs/${job.number}`}>${job.number}</${Link}>`, numeric: true },
+        { title: "Job", cell: (job) => html`<${Link} to=${`/clusters/${name}/jobs/${job.number}`}>${job.number}</${Link}>` },
         { title: "Name", cell: (job) => job.name || "–" },
         { title: "State", cell: (job) => html`<${State} state=${job.state} />` },
         { title: "Owner", cell: (job) => job.user, minor: true },
@@ -77,10 +94,10 @@ export function ClusterView({ name, session }) {
     ${one.attempts.length ? html`<${Card} title="Attempts to get hosts"><${Table} caption="Attempts" rows=${one.attempts.map((attempt, index) => ({ ...attempt, key: index }))} columns=${[
       { title: "Where", cell: (attempt) => [attempt.provider, attempt.zone].filter(Boolean).join("/") },
       { title: "Type", cell: (attempt) => `${attempt.accelerator_type || "CPU"}${attempt.spot ? " spot" : ""}` },
-      { title: "Outcome", cell: (attempt) => attempt.outcome },
+      { title: "Outcome", cell: (attempt) => html`<span class=${`state ${{ up: "good", failed: "bad", lost: "warn" }[attempt.outcome] || "busy"}`}>${attempt.outcome}</span>` },
       { title: "Began", cell: (attempt) => ago(attempt.begun, now) },
       { title: "Lasted", cell: (attempt) => (attempt.ended ? duration(attempt.ended - attempt.begun) : "–"), numeric: true },
-      { title: "Why", cell: (attempt) => html`<span class="muted">${attempt.reason}</span>`, minor: true },
+      { title: "Why", cell: (attempt) => html`<span class="muted">${attempt.reason}</span>` },
     ]} /></${Card}>` : null}
     <${Card} title="History">${html`<${Loaded} from=${events}>${(value) => html`<ol class="timeline">${value.events.slice(-200).reverse().map((event) => html`
       <li key=${event.id} class=${`event-${event.kind}`}><time title=${clock(event.time)}>${new Date(event.time * 1000).toLocaleTimeString()}</time>

@@ -13,9 +13,9 @@ const PARAMETERS = [
   { name: "seed", label: "Seed", value: "", hint: "empty: another each time", step: 1 },
 ];
 
-// Pure: what is sent.
-export function chatBody(model, system, messages, parameters) {
-  const body = { model, messages: [...(system ? [{ role: "system", content: system }] : []), ...messages] };
+// Pure: what is sent. A model without a chat template goes on with a text; the conversation is then that text.
+export function chatBody(model, system, messages, parameters, plain = false) {
+  const body = plain ? { model, prompt: messages.map((one) => one.content).join("") } : { model, messages: [...(system ? [{ role: "system", content: system }] : []), ...messages] };
   for (const { name } of PARAMETERS) if (parameters[name] !== "") body[name] = Number(parameters[name]);
   return body;
 }
@@ -23,15 +23,15 @@ export function chatBody(model, system, messages, parameters) {
 const python = (base, body) => `from openai import OpenAI
 
 client = OpenAI(base_url="${base}", api_key="none")
-reply = client.chat.completions.create(
+reply = client.${body.prompt === undefined ? "chat.completions" : "completions"}.create(
     model=${JSON.stringify(body.model)},
-    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},
+    ${body.prompt === undefined ? `messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")}` : `prompt=${JSON.stringify(body.prompt)}`},
 ${PARAMETERS.filter(({ name }) => name in body).map(({ name }) => `    ${name}=${body[name]},\n`).join("")}    stream=True,
 )
 for chunk in reply:
-    print(chunk.choices[0].delta.content or "" if chunk.choices else "", end="", flush=True)
+    print(${body.prompt === undefined ? 'chunk.choices[0].delta.content or ""' : "chunk.choices[0].text"}, end="", flush=True)
 `;
-const curl = (base, body) => `curl ${base}/chat/completions -H 'content-type: application/json' -d '${JSON.stringify(body, null, 2).replaceAll("'", "'\\''")}'`;
+const curl = (base, body) => `curl ${base}/${body.prompt === undefined ? "chat/" : ""}completions -H 'content-type: application/json' -d '${JSON.stringify(body, null, 2).replaceAll("'", "'\\''")}'`;
 
 export function Models({ session }) {
   useTitle("Models");
@@ -47,6 +47,7 @@ const keyOf = (one) => `${one.cluster}/${one.job}`;
 function Playground({ served, session }) {
   const [sides, setSides] = useState([keyOf(served[0])]);
   const [system, setSystem] = useState("");
+  const [plain, setPlain] = useState(false);
   const [parameters, setParameters] = useState(Object.fromEntries(PARAMETERS.map((one) => [one.name, one.value])));
   const [draft, setDraft] = useState("");
   const [sent, setSent] = useState(null); // {text, number}: both sides answer it
@@ -62,22 +63,23 @@ function Playground({ served, session }) {
     setDraft("");
   };
   const keys = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event);
-  const body = chatBody(models[0] || "MODEL", system, [{ role: "user", content: draft || (sent ? sent.text : "Hello") }], parameters);
+  const body = chatBody(models[0] || "MODEL", system, [{ role: "user", content: draft || (sent ? sent.text : "Hello") }], parameters, plain);
   return html`
     <div class="heading"><h1>Models</h1><div class="buttons">
+      <div class="tabs" role="group" aria-label="Mode">${[[false, "Chat"], [true, "Continue a text"]].map(([value, label]) => html`<button key=${label} aria-pressed=${String(plain === value)} onClick=${() => setPlain(value)} disabled=${working}>${label}</button>`)}</div>
       <button onClick=${() => setSides(sides.length === 1 ? [sides[0], keyOf(served[Math.min(1, served.length - 1)])] : sides.slice(0, 1))}>${sides.length === 1 ? "Compare two" : "Show one"}</button>
       <button onClick=${() => { setCleared(cleared + 1); setSent(null); }} disabled=${working || !sent}>Clear</button></div></div>
     <div class="chat-layout"><div class="chat-main">
-      <div class=${`sides n${chosen.length}`}>${chosen.map((one, index) => html`<${Side} key=${`${index} ${cleared}`} index=${index} one=${one} served=${served} sent=${sent} system=${system} parameters=${parameters}
+      <div class=${`sides n${chosen.length}`}>${chosen.map((one, index) => html`<${Side} key=${`${index} ${cleared}`} index=${index} one=${one} served=${served} sent=${sent} system=${system} parameters=${parameters} plain=${plain}
         choose=${(key) => setSides(sides.map((old, at) => (at === index ? key : old)))} onBusy=${(now) => setBusy((old) => ({ ...old, [index]: now }))} onModel=${(name) => setModels((old) => ({ ...old, [index]: name }))} />`)}</div>
       ${session.role === "viewer" ? html`<p class="muted">Your role may look, and not ask: chatting uses a cluster.</p>` : html`<form class="composer" onSubmit=${send}>
         <label class="visually-hidden" for="draft">Your message</label>
-        <textarea id="draft" rows="3" placeholder="Ask something. Enter sends, Shift+Enter begins a new line." value=${draft} onInput=${(event) => setDraft(event.target.value)} onKeyDown=${keys}></textarea>
+        <textarea id="draft" rows="3" placeholder=${plain ? "A text to go on with. Enter sends." : "Ask something. Enter sends, Shift+Enter begins a new line."} value=${draft} onInput=${(event) => setDraft(event.target.value)} onKeyDown=${keys}></textarea>
         <button class="primary" disabled=${!draft.trim() || working}>${working ? "Answering…" : "Send"}</button></form>`}
     </div>
     <div class="chat-aside">
       <${Card} title="Parameters"><div class="stack">
-        <label>System prompt<textarea rows="3" value=${system} placeholder="none" onInput=${(event) => setSystem(event.target.value)}></textarea></label>
+        <label>System prompt<textarea rows="3" value=${system} placeholder=${plain ? "not used for a text" : "none"} disabled=${plain} onInput=${(event) => setSystem(event.target.value)}></textarea></label>
         ${PARAMETERS.map((one) => html`<label key=${one.name}>${one.label}<input type="number" step=${one.step} min="0" value=${parameters[one.name]} onInput=${(event) => setParameters({ ...parameters, [one.name]: event.target.value })} /><small>${one.hint}</small></label>`)}
       </div></${Card}>
       <${Samples} base=${chosen[0].url} body=${body} one=${chosen[0]} />
@@ -93,7 +95,7 @@ function Samples({ base, body, one }) {
 }
 
 // One model's side of the conversation.
-function Side({ index, one, served, sent, system, parameters, choose, onBusy, onModel }) {
+function Side({ index, one, served, sent, system, parameters, plain, choose, onBusy, onModel }) {
   const [talk, setTalk] = useState([]);
   const [error, setError] = useState(null);
   const [model, setModel] = useState("");
@@ -114,7 +116,7 @@ function Side({ index, one, served, sent, system, parameters, choose, onBusy, on
   async function answer() {
     const before = talk.filter((message) => !message.failed);
     const asked = [...before, { role: "user", content: sent.text }];
-    const reply = { role: "assistant", content: "", began: performance.now(), first: null, tokens: 0, ended: null };
+    const reply = { role: "assistant", content: "", began: performance.now(), first: null, last: null, tokens: 0, ended: null };
     let frame = 0;
     const draw = () => {
       frame = frame || requestAnimationFrame(() => {
@@ -128,11 +130,13 @@ function Side({ index, one, served, sent, system, parameters, choose, onBusy, on
     draw();
     try {
       const messages = asked.map(({ role, content }) => ({ role, content }));
-      await events(`${pathOf(one)}/chat`, chatBody(name, system, messages, parameters), stop.current.signal, (event) => {
+      await events(`${pathOf(one)}/chat`, chatBody(name, system, messages, parameters, plain), stop.current.signal, (event) => {
         if (event.error) throw new ApiError(502, event.error.message || "The model failed.", "");
-        const piece = event.choices && event.choices[0] && event.choices[0].delta && event.choices[0].delta.content;
+        const choice = (event.choices && event.choices[0]) || {};
+        const piece = choice.text || (choice.delta && choice.delta.content);
         if (piece) {
-          reply.first = reply.first || performance.now();
+          reply.last = performance.now();
+          reply.first = reply.first || reply.last;
           reply.tokens += 1;
           reply.content += piece;
         }
@@ -155,19 +159,22 @@ function Side({ index, one, served, sent, system, parameters, choose, onBusy, on
   return html`<${Card}>
     <header class="side-head"><label><span class="visually-hidden">Model ${index + 1}</span><select value=${keyOf(one)} onChange=${(event) => choose(event.target.value)}>
       ${served.map((other) => html`<option key=${keyOf(other)} value=${keyOf(other)}>${other.name || "job"} (${keyOf(other)})</option>`)}</select></label>
-      ${names.length > 1 ? html`<label><span class="visually-hidden">Name</span><select value=${name} onChange=${(event) => setModel(event.target.value)}>${names.map((other) => html`<option key=${other}>${other}</option>`)}</select></label>` : html`<span class="muted">${name || (found.error ? "not ready yet" : "…")}</span>`}
+      ${names.length > 1 ? html`<label><span class="visually-hidden">Name</span><select value=${name} onChange=${(event) => setModel(event.target.value)}>${names.map((other) => html`<option key=${other} value=${other}>${other}</option>`)}</select></label>` : html`<span class="muted">${name || (found.error ? "not ready yet" : "…")}</span>`}
       ${busy ? html`<button onClick=${() => stop.current.abort()}>Stop</button>` : null}</header>
     <div class="talk" ref=${end} tabindex="0" role="log" aria-label=${`Conversation with ${name || "the model"}`}>
       ${talk.length ? null : html`<p class="muted">What ${name || "the model"} answers shows here.</p>`}
-      ${talk.map((message, at) => html`<div key=${at} class=${`message ${message.role}`}><p>${message.content || (message.ended === null ? "…" : "")}</p>
+      ${talk.filter((message) => !message.failed).map((message, at) => html`<div key=${at} class=${`message ${message.role}`}><p>${message.content || (message.ended === null ? "…" : "")}</p>
         ${message.role === "assistant" && message.first ? html`<span class="muted tabular small">first token ${duration((message.first - message.began) / 1000)}, ${speed(message)}, ${message.tokens} tokens</span>` : null}</div>`)}
     </div>
     <${Problem} error=${error || (found.error && !talk.length ? found.error : null)} />
   </${Card}>`;
 }
 
-// Pure: after the first token, which waits for the prompt.
+const TOGETHER_S = 0.02;
+
+// Pure: after the first token, which waits for the prompt; where all came in one piece, with it.
 export function speed(message, now = performance.now()) {
-  const seconds = ((message.ended || now) - message.first) / 1000;
-  return message.tokens > 1 && seconds > 0 ? `${((message.tokens - 1) / seconds).toFixed(1)} tokens/s` : "–";
+  const after = ((message.last || now) - message.first) / 1000;
+  if (message.tokens < 2) return "–";
+  return after > TOGETHER_S ? `${((message.tokens - 1) / after).toFixed(1)} tokens/s` : `${((1000 * message.tokens) / (message.last - message.began)).toFixed(1)} tokens/s`;
 }
