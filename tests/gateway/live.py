@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from podway.gateway.handover import listening_socket
 from podway.gateway.main import RunningGateway
 from podway.gateway.proxy import Gateway
 from podway.gateway.table import ApiKey, Backend, RoutedService, RouteTable, digest
@@ -128,7 +129,9 @@ async def live(
     for replica in replicas:
         await replica.start()
     running = RunningGateway(Gateway(hedge_s=hedge_s))
-    port = await running.listen("127.0.0.1", 0)
+    listener = listening_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    await running.listen(listener)
     up = Live(running, port, more, keys or {})
     up.route(*replicas)
     try:

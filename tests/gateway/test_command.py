@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import openai
+import psutil
 import pytest
 
 from podway.gateway.table import Backend, RoutedService, RouteTable
@@ -73,6 +74,9 @@ def gateway(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert found, line
         yield process, f"http://127.0.0.1:{found[1]}"
     finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for successor in psutil.Process(process.pid).children(recursive=True):
+                successor.kill()
         process.kill()
         process.communicate()
 

@@ -13,7 +13,7 @@ from podway.gateway import tgi
 from podway.gateway.table import RoutedService
 
 from .live import Live, Replica, Seen, live, says
-from .test_proxy import body_of, run, status
+from .test_proxy import body_of, run, status, used
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 SERVED = {"format": "tgi", "chat_template": TEMPLATE, "eos_token": "</s>"}
@@ -76,7 +76,7 @@ def test_a_chat() -> None:
                 },
                 "stream": False,
             }
-            assert list(up.gateway.usage.values()) == [[1, 11, 3]]
+            assert used(up) == [("-", "chat", "m", 1, 11, 3)]
 
     run(test)
 
@@ -118,7 +118,7 @@ def test_a_stream() -> None:
             assert events[-2].choices[0].finish_reason == "stop"
             assert events[-1].usage.prompt_tokens == 12 and events[-1].usage.completion_tokens == 6
             assert replica.seen[0].target == "/generate_stream"
-            assert list(up.gateway.usage.values()) == [[1, 12, 6]]
+            assert used(up) == [("-", "chat", "m", 1, 12, 6)]
 
     run(test)
 

@@ -8,6 +8,17 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class RunByDefault(click.Group):
+    """A group whose subcommand `run` need not be named: `podway server --port 8080` is `podway server run --port 8080`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert the word."""
+        bare = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        if bare and not ctx.resilient_parsing:  # a shell that completes wants to see the subcommands
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
 def _complete_clusters(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     from podway.cli.completing import cluster_names  # a shell's TAB needs it, the command itself does not
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from podway.cli.options import output_option
+from podway.cli.options import RunByDefault, output_option
 from podway.cli.tables import table
 from podway.errors import UserError
 from podway.home import home
@@ -28,17 +28,6 @@ from podway.server.starting import start_server
 
 STOP_TIMEOUT_S = 15.0
 NOT_RUNNING = 3  # what init scripts answer for a service that does not run
-
-
-class RunByDefault(click.Group):
-    """`podway server --port 8080` is `podway server run --port 8080`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the word."""
-        bare = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
-        if bare and not ctx.resilient_parsing:  # a shell that completes wants to see the subcommands
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
 
 
 @click.group(name="server", cls=RunByDefault)

@@ -10,13 +10,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import msgspec
 
 from podway.gateway import openai, tgi, wire
 from podway.gateway.balance import Balancer
 from podway.gateway.connection import ClientLeft, Incoming
+from podway.gateway.load import LoadMeter
 from podway.gateway.metrics import GatewayMetrics
 from podway.gateway.relay import Race, Relay, RelayOutcome
 from podway.gateway.table import ApiKey, Backend, RoutedService, Routes
@@ -60,13 +60,13 @@ class Routed(msgspec.Struct, frozen=True, kw_only=True):
 class Forwarder:
     """Sends requests to replicas, by the table of the moment."""
 
-    def __init__(self, metrics: GatewayMetrics, clock: Callable[[], float], hedge_s: float | None = None) -> None:
+    def __init__(self, metrics: GatewayMetrics, loads: LoadMeter, hedge_s: float | None = None) -> None:
         self.routes = Routes()
         self.balancer = Balancer()
         self.pool = ReplicaPool()
         self.held = 0
         self._metrics = metrics
-        self._clock = clock
+        self._loads = loads
         self._hedge_s = hedge_s
         self._changed = asyncio.Event()
 
@@ -82,14 +82,27 @@ class Forwarder:
     async def forward(self, request: Incoming, routed: Routed) -> Relay:
         """Have one replica answer the client; `Refused` when none can."""
         name = routed.service.name
+        meter = self._loads.of(name, request.begun)
+        meter.arrived()
         tried: set[str] = set()
-        with self._metrics.in_flight.labels(name).track_inprogress():
-            while True:
-                backend = await self._backend(request, routed, tried)
-                relay = await self._round(request, routed, backend, tried)
-                if relay is not None:
-                    return relay
-                self._metrics.retried(name)
+        sent = False
+        try:
+            with self._metrics.in_flight.labels(name).track_inprogress():
+                while True:
+                    backend = await self._backend(request, routed, tried)
+                    if not sent:
+                        sent, now = True, time.monotonic()
+                        meter.sent(now - request.begun, now)
+                    relay = await self._round(request, routed, backend, tried)
+                    if relay is not None:
+                        return relay
+                    self._metrics.retried(name)
+        except Refused as error:
+            meter.answered(error.status, None)
+            raise
+        finally:
+            if sent:
+                meter.returned(time.monotonic())
 
     # which replica
 
@@ -98,7 +111,7 @@ class Forwarder:
         until = request.begun + routed.service.hold_s
         while True:
             service = self.routes.by_name.get(routed.service.name, routed.service)
-            backend = self.balancer.choose(service.name, service.backends, routed.beginnings, self._clock(), tried)
+            backend = self.balancer.choose(service.name, service.backends, routed.beginnings, time.monotonic(), tried)
             if backend is not None:
                 tried.add(backend.id)
                 return backend
@@ -114,8 +127,10 @@ class Forwarder:
         """Wait for another table, until a time (or for `at_most` seconds)."""
         if self.held >= MOST_HELD:
             raise Refused(503, "too many requests wait for a first replica", "server_error", "no_replica", 10)
-        left = until - time.monotonic()
+        now = time.monotonic()
+        left, meter = until - now, self._loads.of(service.name, now)
         self.held += 1
+        meter.held(1)
         try:
             with self._metrics.held.labels(service.name).track_inprogress():
                 waits = [asyncio.ensure_future(one.wait()) for one in (self._changed, request.connection.left)]
@@ -130,6 +145,7 @@ class Forwarder:
                         one.cancel()
         finally:
             self.held -= 1
+            meter.held(-1)
         if request.connection.left.is_set():
             raise ClientLeft
 
@@ -157,7 +173,7 @@ class Forwarder:
             done, _ = await asyncio.wait(tries, timeout=hedge_s)
             service = self.routes.by_name.get(routed.service.name, routed.service)
             if not done and race.winner is None:
-                other = self.balancer.choose(service.name, service.backends, (), self._clock(), tried)
+                other = self.balancer.choose(service.name, service.backends, (), time.monotonic(), tried)
                 if other is not None:
                     tried.add(other.id)
                     self._metrics.hedged(service.name)
@@ -183,8 +199,8 @@ class Forwarder:
             for fresh in (not repeatable, True):  # the replica may have closed a connection that waited
                 try:
                     connection, reused = await self.pool.connect(backend.address, fresh=fresh)
-                except (OSError, TimeoutError):
-                    self.balancer.failed(backend.id, self._clock())
+                except (OSError, TimeoutError, ValueError):
+                    self._failed(routed, backend)
                     return None
                 if race.winner is not None:
                     self.pool.give_back(connection)
@@ -195,18 +211,23 @@ class Forwarder:
                 outcome = await self._exchange(request, routed, connection, relay)
                 if not (outcome is RelayOutcome.LOST and reused and not connection.answered):
                     break
-            return self._judge(outcome, relay, backend, repeatable)
+            return self._judge(outcome, relay, routed, backend)
         finally:
             self.balancer.ended(backend.id, routed.tokens)
 
-    def _judge(self, outcome: RelayOutcome, relay: Relay, backend: Backend, repeatable: bool) -> Relay | None:
+    def _failed(self, routed: Routed, backend: Backend) -> None:
+        now = time.monotonic()
+        self.balancer.failed(backend.id, now)
+        self._loads.of(routed.service.name, now).replica_failed(backend.id)
+
+    def _judge(self, outcome: RelayOutcome, relay: Relay, routed: Routed, backend: Backend) -> Relay | None:
         if outcome is RelayOutcome.LEFT:
             return relay
         if outcome in (RelayOutcome.LOST, RelayOutcome.NOT_NOW, RelayOutcome.BROKEN):
-            self.balancer.failed(backend.id, self._clock())
+            self._failed(routed, backend)
         elif relay.status < 500 and outcome is not RelayOutcome.OUTRUN:
             self.balancer.succeeded(backend.id)
-        if outcome is RelayOutcome.LOST and not repeatable:
+        if outcome is RelayOutcome.LOST and not routed.may_repeat(relay.request.method):
             raise Refused(502, f"the replica broke off: {relay.why}", "server_error", "replica_lost")
         return None if outcome in (RelayOutcome.LOST, RelayOutcome.NOT_NOW, RelayOutcome.OUTRUN) else relay
 

@@ -36,6 +36,11 @@ class Budgets:
         self._turn(now)
         self._used[user] = self._used.get(user, 0) + tokens
 
+    def at_least(self, user: str, tokens: int, now: float) -> None:
+        """Others know of so many: through other gateways, or before this one began."""
+        self._turn(now)
+        self._used[user] = max(self._used.get(user, 0), tokens)
+
     def left(self, user: str, budget: int, now: float) -> int:
         """What is left of a budget for this day; never below 0."""
         self._turn(now)

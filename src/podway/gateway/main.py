@@ -1,37 +1,63 @@
 """One gateway, until it is told to stop.
 
-The table of routes is a file: whoever changes it writes a new one in its place. SIGTERM ends it gently: `/health` says so first,
-connections end after the request they are on, and streams that outlast the drain are cut.
+The table of routes is a file, or comes from the server (`server_link.py`). SIGTERM ends it gently: `/health` says so first,
+connections end after the request they are on, and streams that outlast the drain are cut. SIGHUP puts a new process in its place
+(`handover.py`); the old one ends with its last stream.
 """
 
 import asyncio
 import contextlib
+import fcntl
+import logging
+import os
+import secrets
 import signal
+import socket
 import ssl
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 
 from podway.decoding import from_json
 from podway.errors import UserError
+from podway.files import write_atomically
 from podway.gateway.connection import ClientConnection
+from podway.gateway.handover import BACKLOG, Inherited, listening_socket, start_successor
+from podway.gateway.ledger import UsageLedger
 from podway.gateway.proxy import Gateway
+from podway.gateway.server_link import ControlServer, ServerLink
 from podway.gateway.table import RouteTable
 
-LOOK_S = 0.2  # how soon a new table is seen
+LOOK_S = 0.2  # how soon a new file of routes is seen
+LONGEST_DRAIN_S = 3600.0  # of a process that has a successor: nobody waits for it
+LOCK_NAME, INFO_NAME = "gateway.lock", "gateway.json"
+
+log = logging.getLogger("podway.gateway")
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one gateway runs."""
 
-    routes: Path
+    routes: Path | None = None  # None: from the server
+    state: Path | None = None  # the directory for the last routes and for usage that the server has not yet
+    single: bool = False  # at most one gateway for this directory, which says there where it listens
     host: str = "127.0.0.1"
     port: int = 8080
+    url: str = ""  # where clients reach it, if not where it listens
     tls_cert: str | None = None
     tls_key: str | None = None
     drain_s: float = 30.0
     hedge_s: float | None = None
+
+
+class GatewayInfoFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway that is the only one of its directory says there."""
+
+    pid: int
+    url: str
+    port: int
 
 
 class RunningGateway:
@@ -42,17 +68,15 @@ class RunningGateway:
         self.connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Begin to listen; the port (that the system chose, for 0)."""
+    async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Begin to accept connections."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: ClientConnection(self.gateway.handle, self.connections, secure=tls is not None),
-            host,
-            port,
+            sock=listener,
             ssl=tls,
-            backlog=1024,
+            backlog=BACKLOG,
         )
-        return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self, drain_s: float) -> None:
         """Take nothing new, end what is under way, and close."""
@@ -92,7 +116,7 @@ async def follow_table(path: Path, gateway: Gateway) -> None:
                 try:
                     gateway.update(read_table(path))
                 except UserError as error:
-                    print(f"podway gateway: {error.what}; the last routes stay in use", file=sys.stderr, flush=True)
+                    log.warning("%s; the last routes stay in use", error.what)
         await asyncio.sleep(LOOK_S)
 
 
@@ -108,30 +132,103 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
     return context
 
 
-async def _run(settings: GatewaySettings) -> None:
-    gateway = Gateway(hedge_s=settings.hedge_s)
-    gateway.update(read_table(settings.routes))
-    running = RunningGateway(gateway)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+@contextlib.asynccontextmanager
+async def _routed(
+    settings: GatewaySettings, server: ControlServer | None, gateway: Gateway, url: str
+) -> AsyncIterator[None]:
+    """The gateway has routes, and gets the new ones."""
+    if settings.routes is not None:
+        gateway.update(read_table(settings.routes))
+        work, link = [follow_table(settings.routes, gateway)], None
+    else:
+        assert server is not None and settings.state is not None  # one of the two
+        link = ServerLink(server, gateway, settings.state, url)
+        if not await link.learn() and not link.use_kept():
+            log.warning("there are no routes yet")
+        work = [link.follow_routes(), link.keep_reporting()]
+    tasks = [asyncio.ensure_future(one) for one in work]
     try:
-        port = await running.listen(settings.host, settings.port, tls_context(settings.tls_cert, settings.tls_key))
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if link is not None:
+            await link.end()
+
+
+def _listener(settings: GatewaySettings, inherited: Inherited) -> socket.socket:
+    if inherited.listener is not None:
+        return inherited.listener
+    try:
+        return listening_socket(settings.host, settings.port)
     except OSError as error:
         where = f"{settings.host}:{settings.port}"
         raise UserError(f"cannot listen on {where}: {error.strerror}", "choose another --port") from None
-    print(f"podway gateway: listening on {settings.host}:{port}", flush=True)
-    following = asyncio.ensure_future(follow_table(settings.routes, gateway))
-    await stop.wait()
-    following.cancel()
-    await running.stop(settings.drain_s)
 
 
-def serve(settings: GatewaySettings) -> None:
+async def _run(settings: GatewaySettings, server: ControlServer | None, inherited: Inherited, lock: int | None) -> None:
+    tls = tls_context(settings.tls_cert, settings.tls_key)
+    ledger = UsageLedger(f"{socket.gethostname()[:60]}-{secrets.token_hex(6)}", settings.state)
+    gateway = Gateway(hedge_s=settings.hedge_s, ledger=ledger)
+    running = RunningGateway(gateway)
+    stop, replace = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, replace.set)
+    listener = _listener(settings, inherited)
+    port = int(listener.getsockname()[1])
+    url = settings.url or f"{'https' if tls else 'http'}://{settings.host}:{port}"
+    async with _routed(settings, server, gateway, url):
+        await running.listen(listener.dup(), tls)
+        if settings.single and settings.state is not None:
+            info = GatewayInfoFile(pid=os.getpid(), url=url, port=port)
+            write_atomically(settings.state / INFO_NAME, msgspec.json.encode(info), mode=0o600)
+        print(f"podway gateway: listening on {settings.host}:{port}", flush=True)
+        inherited.tell_ready()
+        replaced = await _until_told(stop, replace, listener, lock)
+        listener.close()
+        await running.stop(LONGEST_DRAIN_S if replaced else settings.drain_s)
+
+
+async def _until_told(stop: asyncio.Event, replace: asyncio.Event, listener: socket.socket, lock: int | None) -> bool:
+    """Until this process is to end; True when another has its place."""
+    while True:
+        waits = [asyncio.ensure_future(one.wait()) for one in (stop, replace)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for one in waits:
+            one.cancel()
+        if stop.is_set():
+            return False
+        replace.clear()
+        if await start_successor(listener, lock):
+            return True
+        log.error("the new process did not start; this one goes on")
+
+
+def _lock(folder: Path, inherited: Inherited) -> int:
+    """There is one gateway for a directory; a process and its successor hold the lock together."""
+
+    if inherited.lock is not None:
+        return inherited.lock
+    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UserError(f"a gateway already runs for {folder}", "it needs no second one") from None
+    return descriptor
+
+
+def serve(settings: GatewaySettings, server: ControlServer | None = None) -> None:
     """Serve until SIGTERM or SIGINT."""
+    logging.basicConfig(stream=sys.stderr, format="podway gateway: %(message)s", level=logging.WARNING)
     with contextlib.suppress(ImportError):
         import uvloop  # a faster event loop, where it is installed
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    asyncio.run(_run(settings))
+    inherited = Inherited()
+    if settings.state is not None:
+        settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = _lock(settings.state, inherited) if settings.single and settings.state is not None else None
+    asyncio.run(_run(settings, server, inherited, lock))

@@ -14,7 +14,9 @@ from podway.gateway import openai, table, tgi
 from podway.gateway.balance import prefixes
 from podway.gateway.connection import Incoming, TooLarge
 from podway.gateway.forward import Forwarder, Refused, Routed
+from podway.gateway.ledger import UsageLedger
 from podway.gateway.limits import Budgets, RateLimiter, seconds_to_midnight
+from podway.gateway.load import LoadMeter
 from podway.gateway.metrics import GatewayMetrics
 from podway.gateway.relay import Relay
 from podway.gateway.table import ApiKey, RoutedService, Routes, RouteTable
@@ -27,12 +29,19 @@ _SERVICES = b"/services/"
 class Gateway:
     """Everything between clients and replicas."""
 
-    def __init__(self, clock: Callable[[], float] = time.time, hedge_s: float | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        hedge_s: float | None = None,
+        ledger: UsageLedger | None = None,
+    ) -> None:
         self.metrics = GatewayMetrics()
-        self.forwarder = Forwarder(self.metrics, clock, hedge_s)
+        self.loads = LoadMeter()
+        self.ledger = ledger or UsageLedger("-")
+        self.forwarder = Forwarder(self.metrics, self.loads, hedge_s)
         self.budgets = Budgets()
-        self.usage: dict[tuple[str, str, str], list[int]] = {}  # (user, service, day) -> requests, prompt, completion
         self.ready = True
+        self.has_routes = False
         self._buckets = RateLimiter()
         self._clock = clock
 
@@ -44,6 +53,11 @@ class Gateway:
     def update(self, new: RouteTable) -> None:
         """Use another table from now on; requests under way end as they began."""
         self.forwarder.update(Routes(new))
+        self.has_routes = True
+        now = self._clock()
+        if new.day == _day(now):
+            for user, tokens in new.spent.items():
+                self.budgets.at_least(user, tokens + self.ledger.unreported(new.day, user), now)
 
     async def handle(self, request: Incoming) -> None:
         """Answer one request."""
@@ -65,8 +79,8 @@ class Gateway:
         path = request.path
         connection = request.connection
         if path == b"/health":
-            status = 200 if self.ready else 503
-            connection.answer(status, b"ok\n" if self.ready else b"stopping\n", request, kind=b"text/plain")
+            text = b"stopping\n" if not self.ready else b"ok\n" if self.has_routes else b"no routes yet\n"
+            connection.answer(200 if text == b"ok\n" else 503, text, request, kind=b"text/plain")
         elif path == b"/metrics":
             self._admit_to_metrics(request)
             connection.answer(200, self.metrics.text(), request, kind=b"text/plain; version=0.0.4; charset=utf-8")
@@ -77,7 +91,7 @@ class Gateway:
         elif path.startswith(b"/v1/models/"):
             name = path.removeprefix(b"/v1/models/").decode("utf-8", "replace")
             service = self._service_of_model(name)
-            self._admit(service, self._key(request), request)
+            self._admit(service, self._key(request), request, path)
             connection.answer(200, openai.one_model(service), request)
         else:
             return False
@@ -118,10 +132,11 @@ class Gateway:
         raise Refused(404, "there is nothing at this path", "invalid_request_error", "not_found")
 
     async def _to_service(self, request: Incoming, service: RoutedService, key: ApiKey | None, target: bytes) -> Routed:
-        self._admit(service, key, request)
+        target = target if target.startswith(b"/") else b"/" + target
+        self._admit(service, key, request, target)
         small = request.length is not None and request.length <= KEPT_TO_RETRY and not request.upgrade
         body = await request.body(KEPT_TO_RETRY) if small else None
-        return Routed(service=service, key=key, target=target if target.startswith(b"/") else b"/" + target, body=body)
+        return Routed(service=service, key=key, target=target, body=body)
 
     async def _to_model(self, request: Incoming, key: ApiKey | None) -> Routed:
         if key is None and not any(not one.auth for one in self.routes.by_model.values()):
@@ -131,8 +146,8 @@ class Gateway:
         if isinstance(question, str):
             raise Refused(400, question, "invalid_request_error", "invalid_body")
         service = self._service_of_model(question.model)
-        self._admit(service, key, request)
         target = service.model_prefix.encode().rstrip(b"/") + request.target.removeprefix(b"/v1")
+        self._admit(service, key, request, target)
         translation = None
         if service.format == "tgi" and service.chat_template:
             try:
@@ -157,17 +172,17 @@ class Gateway:
             raise Refused(404, f"the model {name!r} does not exist", "invalid_request_error", "model_not_found")
         return service
 
-    def _admit(self, service: RoutedService, key: ApiKey | None, request: Incoming) -> None:
-        """Refuse who may not, and who asks for too much."""
+    def _admit(self, service: RoutedService, key: ApiKey | None, request: Incoming, target: bytes) -> None:
+        """Refuse who may not, and who asks for too much; `target`: the path as the service sees it."""
         why = table.refusal(service, key)
         if why == "no-key":
             raise _no_key()
         if why is not None:
             raise Refused(403, "this key may not use this service", "invalid_request_error", "service_forbidden")
-        now = self._clock()
+        now, steady = self._clock(), time.monotonic()
         if key is not None and key.requests_per_minute:
             rate = key.requests_per_minute / 60
-            self._take(("key", key.user), rate, max(1.0, key.requests_per_minute / 6), now)
+            self._take(("key", key.user), rate, max(1.0, key.requests_per_minute / 6), steady)
         if (
             key is not None
             and key.tokens_per_day is not None
@@ -175,11 +190,11 @@ class Gateway:
         ):
             wait = seconds_to_midnight(now)
             raise Refused(429, "today's budget of tokens is used up", "insufficient_quota", "budget_exceeded", wait)
-        for number, limit in enumerate(service.limits):
-            if request.path.startswith(limit.prefix.encode()):
-                value = request.header(limit.header.lower().encode()) if limit.header else None
-                who = value.decode("latin-1") if value is not None else request.connection.address
-                self._take((service.name, str(number), who), limit.rps, 1.0 + limit.burst, now)
+        limit = table.limit_for(service, target)
+        if limit is not None:
+            value = request.header(limit.header.lower().encode()) if limit.header else None
+            who = value.decode("latin-1") if value is not None else request.connection.address
+            self._take((service.name, limit.prefix, who), limit.rps, 1.0 + limit.burst, steady)
 
     def _take(self, name: tuple[str, ...], rate: float, size: float, now: float) -> None:
         wait = self._buckets.take(name, rate, size, now)
@@ -189,18 +204,24 @@ class Gateway:
     def _account(self, request: Incoming, routed: Routed, relay: Relay) -> None:
         now = time.monotonic()
         first = None if relay.first_byte is None else relay.first_byte - request.begun
-        name = routed.service.name
-        self.metrics.answered(name, relay.status or 499, first, now - request.begun)
-        used = relay.usage(routed.question) if routed.question is not None and relay.status < 400 else None
+        name, status = routed.service.name, relay.status or 499
+        self.metrics.answered(name, status, first, now - request.begun)
+        self.loads.of(name, now).answered(status, first)
+        if routed.question is None or relay.status >= 400:
+            return
+        used = relay.usage(routed.question)
         if used is None:
             return
         user = routed.key.user if routed.key else "-"
         self.metrics.used(name, user, used.prompt, used.completion)
         self.budgets.spend(user, used.prompt + used.completion, self._clock())
-        day = time.strftime("%Y-%m-%d", time.gmtime(self._clock()))
-        row = self.usage.setdefault((user, name, day), [0, 0, 0])
-        for index, amount in enumerate((1, used.prompt, used.completion)):
-            row[index] += amount
+        self.ledger.add(
+            _day(self._clock()), user, name, routed.question.model, prompt=used.prompt, completion=used.completion
+        )
+
+
+def _day(now: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(now))
 
 
 def _no_key() -> Refused:

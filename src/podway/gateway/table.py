@@ -5,6 +5,7 @@ last one. Keys are known by their SHA-256 alone, so the file holds nothing that 
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -23,7 +24,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RequestLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """At most `rps` requests a second under a path, for each client address or value of a header."""
 
-    prefix: str = "/"
+    prefix: str = "/"  # of the path as the service sees it; of several that fit, the longest counts
     header: str | None = None  # None: by the client's address
     rps: float
     burst: int = 0
@@ -72,10 +73,11 @@ class Routes:
 
     def __init__(self, table: RouteTable = RouteTable()) -> None:
         self.table = table
-        self.by_name = {service.name: service for service in table.services}
-        self.by_host = {host.lower(): service for service in table.services for host in service.hosts}
+        services = [_usable(service) for service in table.services]
+        self.by_name = {service.name: service for service in services}
+        self.by_host = {host.lower(): service for service in services for host in service.hosts}
         # Of two services with the same model the newest answers, as people expect after a second deployment.
-        newest = sorted(table.services, key=lambda service: service.created)
+        newest = sorted(services, key=lambda service: service.created)
         self.by_model = {service.model: service for service in newest if service.model}
 
     def key(self, token: str) -> ApiKey | None:
@@ -85,6 +87,32 @@ class Routes:
     def models(self, key: ApiKey | None) -> Iterator[RoutedService]:
         """The services with a model that this caller may use."""
         return (one for one in self.by_model.values() if allows(one, key))
+
+
+LONGEST_HOLD_S = 3600.0
+
+
+def _usable(service: RoutedService) -> RoutedService:
+    """Without what cannot be used, whoever wrote it: addresses that are none, weights and times that are no number."""
+    backends = tuple(one for one in service.backends if _is_address(one.address) and 0 < one.weight < math.inf)
+    limits = tuple(one for one in service.limits if 0 < one.rps < math.inf and one.burst >= 0)
+    hold = service.hold_s if 0 <= service.hold_s <= LONGEST_HOLD_S else 0.0
+    if (backends, limits, hold) == (service.backends, service.limits, service.hold_s):
+        return service
+    return msgspec.structs.replace(service, backends=backends, limits=limits, hold_s=hold)
+
+
+def _is_address(text: str) -> bool:
+    if text.startswith("unix:"):
+        return len(text) > len("unix:") and "\0" not in text
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+
+
+def limit_for(service: RoutedService, target: bytes) -> RequestLimit | None:
+    """The limit of the longest prefix that a path (as the service sees it) has."""
+    fitting = [limit for limit in service.limits if target.startswith(limit.prefix.encode())]
+    return max(fitting, key=lambda limit: len(limit.prefix), default=None)
 
 
 Refusal = Literal["no-key", "other-service"]

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from podway.server.client import Client
-from podway.server.connection import ClientClosed
+from podway.server.connection import RETRY_S, ClientClosed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,8 +70,8 @@ def _stream(
 class AsyncClient:
     """See the module docstring, and `Client` for what each method does."""
 
-    def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        self._client = Client(url, token)
+    def __init__(self, url: str | None = None, token: str | None = None, *, retry_s: float = RETRY_S) -> None:
+        self._client = Client(url, token, retry_s=retry_s)
         self._open: set[Client] = set()
         self._closed = False
 
