@@ -16,7 +16,11 @@ DAY_S = 86400.0
 
 def busy_seconds(jobs: Iterable[Job], now: float) -> float:
     """How long at least one of the jobs ran."""
-    spans = sorted((job.attempt.started, job.outcome.ended or now) for job in jobs if job.attempt.started is not None)
+    spans = sorted(
+        (job.attempt.started, now if job.outcome.ended is None else job.outcome.ended)
+        for job in jobs
+        if job.attempt.started is not None
+    )
     busy, until = 0.0, 0.0
     for start, end in spans:
         busy += max(0.0, end - max(start, until))
