@@ -1,12 +1,15 @@
 """Google Cloud end to end, as a person types it: a pretend cloud whose hosts are real, each with its own network, files and sshd."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,6 +152,36 @@ run: /usr/bin/python3 reduce.py
     assert sum("/nodes/" in name for name in living(cloud)) == 2
     podway(pod, "down", "-y", "c")
     wait_until(lambda: pod.client.clusters() == [], 30, "the end of the cluster")
+
+
+def test_cost_is_what_the_cloud_bills(pod: Podway, cloud: Running) -> None:
+    """From when the cloud asks money, which is before the hosts can be used, over a stop and a start, to the end."""
+    podway(pod, "launch", "-y", "-c", "c", "--infra", "gcp", "--zone", EAST, "--tpus", "v6e-8", "true")
+    first = pod.client.cluster("c")
+    bills = [line for line in ledger_lines(cloud) if line["event"] == "bills" and "/nodes/c-" in line["name"]][-1]
+    assert abs((first.up_since or 0.0) - seconds(bills["at"])) < 1.0, (first, bills)
+    podway(pod, "stop", "-y", "c")
+    stopped = time.time()
+    podway(pod, "start", "-y", "c")
+    podway(pod, "down", "-y", "c")
+    gone = time.time()
+    rests = [line for line in ledger_lines(cloud) if line["name"] == bills["name"] and line["event"] == "rests"]
+    # The end of a stretch is seen a moment after it is over, and before the command says so.
+    late = (stopped - seconds(rests[0]["at"])) + (gone - seconds(rests[1]["at"]))
+    node = next(one for one in cloud.command("GET", "ledger")["gone"] if one["name"] == bills["name"])
+    shown = pod.client.cluster("c")
+    assert node["hourly_usd"] == shown.hourly_cost and shown.cost is not None
+    billed_s = node["cost_usd"] / node["hourly_usd"] * 3600
+    assert -1.0 < shown.billed_s - billed_s < late + 1.0, (shown.billed_s, billed_s, late)
+    assert abs(shown.cost - shown.billed_s / 3600 * shown.hourly_cost) < 1e-6
+
+
+def ledger_lines(cloud: Running) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(cloud.state) / "ledger.jsonl").read_text().splitlines()]
+
+
+def seconds(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
 
 
 def test_down_does_not_wait_for_a_host_that_is_cut_off(pod: Podway, cloud: Running) -> None:

@@ -27,8 +27,10 @@ HEADERS = ("NAME", "LAUNCHED", "DURATION", "RESOURCES", "STATUS", "COST/hr", "CO
 def command(days: float, output: str) -> None:
     """Show what clusters cost, including deleted ones.
 
-    Estimated from published prices and the time hosts were up, each stretch at the price of the place it was in. `-` is unknown;
-    a simulated cluster costs nothing. Resources that no cluster accounts for are listed as ORPHAN, from when they were made.
+    Estimated from published prices and the time the cloud bills for hosts, also before they can be used, each stretch at the price of
+    the place it was in. `-` is unknown; a simulated cluster costs nothing. Disks, which a stopped cluster keeps, and network traffic
+    are not included: no prices are known for them. Resources that no cluster accounts for are listed as ORPHAN, from when they were
+    made.
     """
     now = time.time()
     client = Client()

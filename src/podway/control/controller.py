@@ -99,6 +99,9 @@ class Controller:
         try:
             provider = self.parts.provider(cluster.order.provider)
             seen = name_hosts(await provider.observe(cluster.name), cluster.name)
+            if (billed := transitions.open_billing(cluster, seen.billed_since)) != cluster:
+                await self._save("", billed)
+                cluster = self.cluster
             wait = await self._act(provider, decide(cluster, jobs, seen, time.time()), seen, jobs)
             wait = min(wait, self._heartbeat.beat(provider, self.cluster))
             self.failures = 0

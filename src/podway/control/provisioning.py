@@ -5,7 +5,8 @@
     take_next   what was there is deleted: take the next place
     up          the hosts are there
 
-A billed interval begins with `up` and ends when nothing is left of the hosts; each is kept at the price of its place.
+A billed interval begins when the provider says that the cloud asks money (`Observation.billed_since`), or with `up` where it does not
+say; it ends when nothing is left of the hosts. Each is kept at the price of its place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from podway.control.failover import Place, PlaceRecord, after_loss, backoff, ranked, settled, take
 from podway.control.records import Billing, Cluster, ClusterState, Job, ProvisionAttempt
 from podway.control.recovery import is_patient
-from podway.control.transitions import close_billing
+from podway.control.transitions import close_billing, open_billing
 from podway.order import Order
 from podway.provider_table import row_of
 from podway.providers import Observation
@@ -83,7 +84,7 @@ def take_next(cluster: Cluster, tries: Mapping[Place, PlaceRecord], now: float) 
 
 def up(cluster: Cluster, seen: Observation, now: float) -> tuple[str, Cluster]:
     """The hosts are there."""
-    search, billing = cluster.search, cluster.billing
+    search, billing = cluster.search, open_billing(cluster, seen.billed_since).billing
     order = settled(cluster.order, seen.zone, search.candidates)
     attempts = _end_attempt(cluster, zone=order.zone, outcome="up")
     new = replace(

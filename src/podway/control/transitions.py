@@ -84,6 +84,13 @@ def mark_gone(cluster: Cluster, reason: str, now: float) -> Cluster:
     return replace(cluster, state=ClusterState.GONE, reason=reason, ended=now, search=search, billing=billing)
 
 
+def open_billing(cluster: Cluster, since: float | None) -> Cluster:
+    """The cloud asks money since then, whether or not the hosts can be used yet; None: no more is known."""
+    if since is None or cluster.billing.up_since is not None:
+        return cluster
+    return replace(cluster, billing=replace(cluster.billing, up_since=since))
+
+
 def close_billing(cluster: Cluster, now: float) -> Billing:
     """With the interval that is open, if any, added at the price of where the cluster is."""
     billing = cluster.billing

@@ -87,6 +87,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[Host, ...] = ()
     reason: str = ""  # why, in plain words: "no capacity for v6e-16 in us-east5-b"
     zone: str | None = None  # where it really is, once that is known
+    billed_since: float | None = (
+        None  # the cloud asks money for these hosts since then; None: it does not, or does not tell
+    )
     elsewhere: bool = False  # failed here, but another zone or offer may do: stock-out, quota, a queue that expired
 
 

@@ -11,9 +11,11 @@ are v1; of both the official client speaks gRPC alone.
 import asyncio
 import functools
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from statistics import fmean
 from typing import Literal, ParamSpec, Protocol, TypedDict, TypeVar
 
 import grpc
@@ -208,6 +210,25 @@ class Cloud:
         found = self._call(lambda: self._v2.get_operation({"name": operation}, retry=None, timeout=CALL_S))
         if found.done and found.HasField("error"):
             raise failed_operation(found.error.code, found.error.message, wanted, zone)
+
+    def ready_since(self, operations: Mapping[str, str]) -> float:
+        """Since when nodes that are READY now are so, on average: the ends of what made or last started them; now, if not told."""
+        started = [name for key, name in operations.items() if key.startswith("start ") and name]
+        made = [name for key, name in operations.items() if "/nodes/" in key and " " not in key]
+        ends = [self._ended(name) for name in started or made if name and "/compute/" not in name]
+        known = [end for end in ends if end is not None]
+        return fmean(known) if known else time.time()
+
+    def _ended(self, operation: str) -> float | None:
+        """When an operation on a node ended well."""
+        try:
+            found = self._call(lambda: self._v2.get_operation({"name": operation}, retry=None, timeout=CALL_S))
+        except GcpError:
+            return None
+        told = tpu_v2.OperationMetadata.pb(tpu_v2.OperationMetadata())  # of v1, the same fields
+        if not found.done or found.HasField("error") or not told.ParseFromString(found.metadata.value):
+            return None
+        return float(told.end_time.ToNanoseconds()) / 1e9 or None
 
     # doing
 

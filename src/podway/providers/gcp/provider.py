@@ -43,7 +43,7 @@ from podway.providers.gcp.resources import (
     zone_of,
 )
 from podway.providers.gcp.self_teardown import self_teardown
-from podway.providers.gcp.state import WAITING, ClusterRecord, State, condition_of, judge, owned_resource
+from podway.providers.gcp.state import WAITING, ClusterRecord, State, condition_of, is_placed, judge, owned_resource
 from podway.providers.ssh.machine import Unable
 from podway.task.task import Resources
 
@@ -117,18 +117,20 @@ class GcpProvider:
             listing = await self._look(name, None)
             record = None if listing.resources else record
         state = judge(listing.resources, record)
-        if state.condition == "ready" and (state.surplus or not self._is_placed(record, state)):
+        zone, since = state.unit.zone if state.unit else None, record.seen_ready if record else None
+        if state.condition == "ready" and (state.surplus or not is_placed(record, state)):
             told = f": {record.waits_for}" if record is not None and record.waits_for else ""
             waits = "the other zones are being given back" if state.surplus else f"waiting for its hosts{told}"
-            return Observation(condition="creating", zone=state.unit.zone if state.unit else None, reason=waits)
+            return Observation(condition="creating", zone=zone, reason=waits, billed_since=since)
         if state.condition == "absent" and listing.unreachable:
             raise ProviderError(f"Google Cloud does not answer for {', '.join(listing.unreachable)}")
         return Observation(
             condition=state.condition,
             hosts=record.hosts if record is not None and state.condition == "ready" else (),
             reason=state.reason,
-            zone=state.unit.zone if state.unit else None,
+            zone=zone,
             elsewhere=state.elsewhere,
+            billed_since=since,
         )
 
     async def stop(self, name: str) -> None:
@@ -290,17 +292,6 @@ class GcpProvider:
                 record = self.records.change(record, failures={**record.failures, zone: gone})
         return record
 
-    def _is_placed(self, record: ClusterRecord | None, state: State) -> bool:
-        """Whether agents were started on these very nodes."""
-        if record is None or not record.hosts or state.unit is None:
-            return False
-        there = {
-            (f"{node.number}.{worker}", outside or inside)  # a node that was stopped has other addresses afterwards
-            for node in state.unit.nodes
-            for worker, (inside, outside) in enumerate(node.addresses)
-        }
-        return {(host.id.partition("/")[0], host.external_address) for host in record.hosts} == there
-
     # doing
 
     async def _ask(self, record: ClusterRecord, listing: Listing, steps: Iterable[Step]) -> ClusterRecord:
@@ -387,9 +378,11 @@ class GcpProvider:
     async def _place(self, record: ClusterRecord, state: State) -> None:
         """Start the agents. A host that has just come up may not let us in yet; that is waiting, not failure."""
         unit = state.unit
-        if unit is None or self._is_placed(record, state):
+        if unit is None or is_placed(record, state):
             return
-        since = record.seen_ready or time.time()
+        since = record.seen_ready
+        if since is None:
+            since = await self.cloud.in_thread(self.cloud.ready_since, record.operations)
         record = self.records.change(record, seen_ready=since)
         steps = record.request.steps
         try:

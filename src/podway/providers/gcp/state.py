@@ -173,6 +173,18 @@ def judge(resources: tuple[Resource, ...], record: ClusterRecord | None) -> Stat
     return _between(list(units.values()), resources, record)
 
 
+def is_placed(record: ClusterRecord | None, state: State) -> bool:
+    """Whether agents were started on these very nodes."""
+    if record is None or not record.hosts or state.unit is None:
+        return False
+    there = {
+        (f"{node.number}.{worker}", outside or inside)  # a node that was stopped has other addresses afterwards
+        for node in state.unit.nodes
+        for worker, (inside, outside) in enumerate(node.addresses)
+    }
+    return {(host.id.partition("/")[0], host.external_address) for host in record.hosts} == there
+
+
 def _kept(unit: Unit, resources: tuple[Resource, ...]) -> State:
     surplus = tuple(resource for resource in resources if resource.zone not in (unit.zone, None))
     return State(condition=unit.condition, reason=unit.reason, unit=unit, surplus=surplus)
