@@ -111,7 +111,7 @@ def run(
         return
     from podway.server.gateway_source import GatewaySource
 
-    serve(settings, GatewaySource(home(), *_address(server, token_file)))
+    serve(settings, GatewaySource(home(), *_address(server, token_file), own=single))
 
 
 def _address(server: str | None, token_file: Path | None) -> tuple[str | None, str | None]:

@@ -19,6 +19,7 @@ import msgspec
 from podway.cli.options import RunByDefault, output_option
 from podway.cli.tables import table
 from podway.errors import UserError
+from podway.gateway.state_dir import running_gateway
 from podway.home import home
 from podway.hosts.agent import processes
 from podway.quantities import format_ago, format_duration, parse_duration
@@ -97,6 +98,9 @@ def stop() -> None:
             raise UserError(f"the server (pid {info.pid}) does not stop", f"kill it: kill -9 {info.pid}")
         time.sleep(0.05)
     click.echo("The Podway server is stopped. Jobs keep running; the next command starts the server again.")
+    gateway = running_gateway(home() / "gateway")
+    if gateway is not None and _alive(gateway.pid):
+        click.echo(f"Services are still served by the gateway at {gateway.url} (pid {gateway.pid}).")
 
 
 @command.command()

@@ -5,6 +5,7 @@ the server counts it once; what is used meanwhile waits for the next. The file h
 of processes that are gone (their lock is free) and sends what they left, each under its own id and number.
 """
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -91,6 +92,12 @@ class UsageLedger:
 def leftovers(folder: Path) -> list[UsageLedger]:
     """The ledgers of processes that are gone, now of this one."""
     found = []
+    for lock_path in folder.glob("usage-*.lock"):
+        path = lock_path.with_suffix(".json")
+        if not path.exists():
+            with contextlib.suppress(OSError):  # else its process lives
+                os.close(_locked(path))
+                lock_path.unlink(missing_ok=True)
     for path in sorted(folder.glob("usage-*.json")):
         try:
             lock = _locked(path)

@@ -7,7 +7,6 @@ connections end after the request they are on, and streams that outlast the drai
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import secrets
@@ -22,17 +21,16 @@ import msgspec
 
 from podway.decoding import from_json
 from podway.errors import UserError
-from podway.files import write_atomically
 from podway.gateway.connection import ClientConnection
 from podway.gateway.handover import BACKLOG, Inherited, listening_socket, start_successor
 from podway.gateway.ledger import UsageLedger
 from podway.gateway.proxy import Gateway
 from podway.gateway.server_link import ControlServer, ServerLink
+from podway.gateway.state_dir import GatewayProcess, take_lock, write_info
 from podway.gateway.table import RouteTable
 
 LOOK_S = 0.2  # how soon a new file of routes is seen
 LONGEST_DRAIN_S = 3600.0  # of a process that has a successor: nobody waits for it
-LOCK_NAME, INFO_NAME = "gateway.lock", "gateway.json"
 
 log = logging.getLogger("podway.gateway")
 
@@ -50,14 +48,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str | None = None
     drain_s: float = 30.0
     hedge_s: float | None = None
-
-
-class GatewayInfoFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway that is the only one of its directory says there."""
-
-    pid: int
-    url: str
-    port: int
 
 
 class RunningGateway:
@@ -183,8 +173,7 @@ async def _run(settings: GatewaySettings, server: ControlServer | None, inherite
     async with _routed(settings, server, gateway, url):
         await running.listen(listener.dup(), tls)
         if settings.single and settings.state is not None:
-            info = GatewayInfoFile(pid=os.getpid(), url=url, port=port)
-            write_atomically(settings.state / INFO_NAME, msgspec.json.encode(info), mode=0o600)
+            write_info(settings.state, GatewayProcess(pid=os.getpid(), url=url, port=port))
         print(f"podway gateway: listening on {settings.host}:{port}", flush=True)
         inherited.tell_ready()
         replaced = await _until_told(stop, replace, listener, lock)
@@ -207,19 +196,6 @@ async def _until_told(stop: asyncio.Event, replace: asyncio.Event, listener: soc
         log.error("the new process did not start; this one goes on")
 
 
-def _lock(folder: Path, inherited: Inherited) -> int:
-    """There is one gateway for a directory; a process and its successor hold the lock together."""
-
-    if inherited.lock is not None:
-        return inherited.lock
-    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise UserError(f"a gateway already runs for {folder}", "it needs no second one") from None
-    return descriptor
-
-
 def serve(settings: GatewaySettings, server: ControlServer | None = None) -> None:
     """Serve until SIGTERM or SIGINT."""
     logging.basicConfig(stream=sys.stderr, format="podway gateway: %(message)s", level=logging.WARNING)
@@ -230,5 +206,7 @@ def serve(settings: GatewaySettings, server: ControlServer | None = None) -> Non
     inherited = Inherited()
     if settings.state is not None:
         settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = _lock(settings.state, inherited) if settings.single and settings.state is not None else None
+    lock = inherited.lock
+    if settings.single and settings.state is not None and lock is None:
+        lock = take_lock(settings.state)
     asyncio.run(_run(settings, server, inherited, lock))

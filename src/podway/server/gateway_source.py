@@ -17,8 +17,10 @@ from podway.server.async_client import AsyncClient
 class GatewaySource:
     """A `ControlServer` of the gateway."""
 
-    def __init__(self, place: Path, url: str | None = None, token: str | None = None) -> None:
+    def __init__(self, place: Path, url: str | None = None, token: str | None = None, *, own: bool = False) -> None:
+        """`own`: this machine's own server, also where commands go to a team's."""
         self._place = place
+        self._own = own
         self._fixed = (url, token or "") if url else None
         self._client: tuple[tuple[str, str], AsyncClient] | None = None
 
@@ -38,7 +40,7 @@ class GatewaySource:
 
     def _known(self) -> tuple[str, str]:
         remote = self._place / "remote.json"
-        path = remote if remote.exists() else self._place / "server.json"
+        path = remote if remote.exists() and not self._own else self._place / "server.json"
         try:
             found = msgspec.json.decode(path.read_bytes())
             return str(found["url"]), str(found["token"])

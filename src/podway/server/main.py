@@ -43,6 +43,7 @@ from podway.provider_table import provider_environment
 from podway.providers import HostsHere, ProviderSet
 from podway.providers.local.isolation import check_isolation
 from podway.server.app import make_app
+from podway.server.embedded_gateway import EmbeddedGateway
 from podway.server.limits import Limits, TimedConnection, is_loopback
 from podway.server.notify import LiveRows, Notifier
 from podway.server.pacing import Turns
@@ -160,7 +161,9 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     app = Limits(make_app(services), place)
     listener = _listen(options.host, options.port)
     server = uvicorn.Server(_config(app, options.tls_cert, options.tls_key))
-    background = (reconciler.run(), keep_tidy(store, blobs, archive), orphans.keep_scanning(), tokens.keep_fresh())
+    background = [reconciler.run(), keep_tidy(store, blobs, archive), orphans.keep_scanning(), tokens.keep_fresh()]
+    if options.host in LOOPBACK:  # a team's gateways run where its clients reach them
+        background.append(EmbeddedGateway(place, lambda: bool(store.services.live())).keep())
     async with _background(*background), _beside_tls(app, bool(options.tls_cert)) as inner:
         _announce(place, options, (inner or listener).getsockname()[1], token)
         _warn_of_clear_text(options.host, bool(options.tls_cert))
