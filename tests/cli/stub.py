@@ -221,6 +221,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("GET", f"{_C}/jobs/([0-9]+)/output", Stub.written),
     ("GET", f"{_C}/shell", lambda stub, name, body, data: stub.shell),
     ("POST", "/v1/files/missing", lambda stub, b, d: api.DigestsReply(missing=stub.blobs.missing(b["digests"]))),
+    ("GET", "/v1/files/([0-9a-f]+)/blocks", lambda stub, digest, body, data: api.BlocksReply(mean=1024, rows=b"")),
     ("POST", "/v1/files", Stub.upload),
     ("POST", "/v1/tokens", Stub.make_token),
     ("GET", "/v1/tokens", lambda stub, body, data: api.TokensReply(tokens=stub.tokens)),

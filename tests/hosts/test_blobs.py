@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podway.errors import UserError
-from podway.hosts.agent import packs
+from podway.hosts.agent import packs, receive
 from podway.hosts.blobs import BlobStore
 
 
@@ -83,7 +83,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
     def rename(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(packs.os, "rename", rename)
+    monkeypatch.setattr(receive.os, "rename", rename)
     with pytest.raises(UserError, match="no space left on the disk of"):
         store.put_pack([frame(b"x")])
 
@@ -126,13 +126,13 @@ def test_pieces_of_a_blob_in_order_again_and_wrong(tmp_path: Path) -> None:
     data = os.urandom(1000)
     name, folder = digest(data), str(tmp_path)
 
-    def put(offset: int, end: int, writer: str = "w") -> bool:
-        return packs.put_piece(folder, name, writer, offset, len(data), io.BytesIO(data[offset:end]))
+    def put(offset: int, end: int) -> bool:
+        return receive.put_piece(folder, name, offset, len(data), io.BytesIO(data[offset:end]))
 
     with pytest.raises(packs.FilesError, match="before byte 400 are not here"):
         put(400, 800)
     assert not put(0, 400)
-    assert not put(0, 100, "other")  # does not disturb the first
+    assert not put(0, 100)  # another sender of the same does not disturb the first
     assert not put(400, 800)
     assert not put(400, 700)  # again, and less of it
     with pytest.raises(packs.FilesError, match="before byte 900 are not here"):
@@ -140,6 +140,6 @@ def test_pieces_of_a_blob_in_order_again_and_wrong(tmp_path: Path) -> None:
     assert put(700, 1000)
     assert (tmp_path / name).read_bytes() == data
     with pytest.raises(packs.FilesError, match="not what its digest"):
-        packs.put_piece(folder, digest(b"other"), "w", 0, 4, io.BytesIO(b"data"))
-    assert put(0, 1000, "other")
+        receive.put_piece(folder, digest(b"other"), 0, 4, io.BytesIO(b"data"))
+    assert put(0, 1000)
     assert {path.name for path in tmp_path.iterdir()} == {name}

@@ -41,7 +41,7 @@ class Link:
             await asyncio.to_thread(self.before, op)
             reply, answer = await asyncio.to_thread(self.host.call, op, body, **fields)
         except RequestRefused as error:
-            raise ProviderError(str(error), transient=False) from None
+            raise link_module.AgentRefused(str(error), code=error.code) from None
         return link_module.AgentReply(fields=reply, body=answer)
 
 
@@ -129,7 +129,8 @@ def test_a_change_sends_the_change(eight: Slice) -> None:
     found = eight.upload(new, "new")
     report = eight.sync(found)
     assert eight.places() == [new] * 8
-    assert report.server_bytes < len(found.manifest.encode()) + 200
+    assert report.server_bytes < 8 * len(found.manifest.encode()) // 4 and report.peer_bytes == 0
+    assert [link.calls for link in eight.links] == [["files.missing", "files.apply"]] * 8
     assert (report.written, report.deleted) == (16, 8)
 
 
@@ -256,7 +257,7 @@ def test_a_job_that_changed_what_was_to_be_reused(eight: Slice) -> None:
     link.before = vanish
     eight.sync(found)
     assert eight.places() == [{b"b": ("file", 0o644, b"the content")}] * 8
-    assert link.calls[-3:] == ["files.apply", "files.put", "files.apply"]
+    assert link.calls[-3:] == ["files.apply", "files.pull", "files.apply"]
 
 
 def test_a_damaged_copy_on_the_server_is_found(eight: Slice) -> None:
@@ -368,3 +369,38 @@ def test_how_far_a_sync_is_can_be_read() -> None:
     assert str(Progress(stage="send", done=1 << 20, total=3 << 20)) == "1.0 MiB of 3.0 MiB are on the first host"
     assert str(Progress(stage="spread", done=3, total=64)) == "3 of 64 hosts have it"
     assert str(Progress(stage="apply", done=1, total=1)) == "1 of 1 host are done"
+
+
+def test_of_a_large_file_that_changed_little_every_host_gets_a_few_blocks(eight: Slice) -> None:
+    eight.sync(eight.upload(TREE))
+    content = bytearray(TREE[b"weights"][2])
+    content[4_000_000:4_000_100] = os.urandom(100)
+    content[9_000_000:9_000_000] = b"and some more"
+    new = {**TREE, b"weights": ("file", 0o644, bytes(content))}
+    report = eight.sync(eight.upload(new, "new"))
+    assert eight.places() == [new] * 8
+    assert report.server_bytes < 8 * 100_000 and report.peer_bytes == 0
+    assert [link.calls for link in eight.links] == [["files.missing", "files.apply"]] * 8
+
+
+def test_a_host_whose_file_a_job_has_changed_gets_it_whole(eight: Slice) -> None:
+    eight.sync(eight.upload(TREE))
+    (eight.links[3].host.home / "w/weights").write_bytes(b"a job's work")
+    new = {**TREE, b"weights": ("file", 0o644, TREE[b"weights"][2] + b"more")}
+    report = eight.sync(eight.upload(new, "new"))
+    assert eight.places() == [new] * 8 and report.peer_bytes > len(TREE[b"weights"][2])
+    assert [link.calls for link in eight.links if link is not eight.links[3]].count(
+        ["files.missing", "files.apply"]
+    ) >= 5
+
+
+def test_a_large_file_goes_on_where_it_stopped(eight: Slice) -> None:
+    eight.links = eight.links[:1]
+    found = eight.upload({b"weights": ("file", 0o644, os.urandom(40 << 20))})
+    eight.links[0].before = Dies("files.put", after=8)  # the manifest, and seven pieces of 4 MiB
+    with pytest.raises(ProviderError):
+        eight.sync(found)
+    eight.links[0].before = lambda op: None
+    report = eight.sync(found)
+    assert report.server_bytes < (13 << 20)
+    assert eight.places()[0][b"weights"][2] == (eight.folder / "tree/weights").read_bytes()

@@ -95,7 +95,7 @@ MATRIX: dict[str, tuple[int, ...]] = {
 def a_request(route: Route) -> tuple[str, str, Any]:
     path = route.path.replace("{cluster}", "c1").replace("{job}", "1").replace("{user}", "nobody")
     path = path.replace("{project}", "none").replace("{token}", "0" * 12)
-    path = path.replace("{rehearsal}", "0" * 16).replace("{key}", "0" * 12)
+    path = path.replace("{rehearsal}", "0" * 16).replace("{key}", "0" * 12).replace("{digest}", "0" * 64)
     if path.endswith(("/watch", "/metrics")):
         path += "?follow=false"
     if path.endswith("/changes"):

@@ -149,7 +149,9 @@ class Gang:
             for tree in trees:
                 manifest = TreeManifest.decode(await asyncio.to_thread(self.blobs.read, tree.manifest))
                 async with self._telling(f"Syncing {tree.target}") as progress:
-                    await sync(links, manifest, tree.target, self.blobs, progress=progress)
+                    report = await sync(links, manifest, tree.target, self.blobs, progress=progress)
+                if report.changed_hosts:
+                    await self._note(f"Synced {tree.target}: {report}")
         await self._buckets().bring(self.job.files, self.blobs, location=self.cluster.order.region, note=self._note)
         crash.point("job.after-sync")
 

@@ -1,12 +1,15 @@
 """The server's store of file contents: each kept once, named by its SHA-256, until nobody needs it.
 
 Flow: 1. a client asks what is `missing` and uploads one pack with just that (`receiver`, or `put_pack`; the format is in
-agent/packs.py). 2. `sync.py` sends contents on to hosts (`open`, `size`). 3. `gc` drops what no manifest in use names.
+agent/packs.py): of a large content that it changed, the blocks that none of the old content's `blocks` are, and of one whose
+upload broke off, what has not `arrived`. 2. `sync.py` sends contents on to hosts (`open`, `size`). 3. `gc` drops what no manifest
+in use names.
 A blob appears under its name only when it is whole and hashes to it. Nothing is held in memory.
 """
 
 import contextlib
 import hashlib
+import io
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -14,7 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from podway.errors import UserError
-from podway.hosts.agent import packs
+from podway.hosts.agent import packs, receive
+from podway.hosts.agent.blocks import LARGEST, BlockList
 
 # A blob is safe from `gc` this long after somebody uploaded it or was told that it is here.
 GRACE_S = 3600.0
@@ -37,9 +41,20 @@ class BlobStore:
                 absent.append(digest)
         return absent
 
-    def receiver(self) -> packs.Receiver:
+    def arrived(self, digests: Iterable[str]) -> dict[str, int]:
+        """How many bytes came of those whose upload broke off."""
+        return receive.arrived(str(self.root), digests)
+
+    def blocks(self, digest: str) -> BlockList:
+        """The blocks of a content, for the sender of a changed one: none if it is not here, or too large."""
+        if self.missing([digest]) or (size := self.size(digest)) > LARGEST:
+            return BlockList.of(io.BytesIO(), 0)
+        with self.open(digest) as file:
+            return BlockList.of(file, size)
+
+    def receiver(self) -> receive.Receiver:
         """Takes an upload piece by piece: `with store.receiver() as r: r.feed(data) ...; r.close()`."""
-        return packs.Receiver(str(self.root))
+        return receive.Receiver(str(self.root), self.open)
 
     def put_pack(self, stream: BinaryIO | Iterable[bytes]) -> int:
         """Take a whole pack; how many blobs it had. UserError if it is cut short or a blob is not what it claims."""

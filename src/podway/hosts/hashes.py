@@ -1,6 +1,7 @@
 """The SHA-256 of files, remembered between scans so that an unchanged tree is not read again.
 
-Flow: 1. a cache file per tree holds (device, inode, size, mtime, ctime) -> digest of the last scan. 2. A file of the same
+Flow: 1. a cache file per tree holds (device, inode, size, mtime, ctime) -> digest of the last scan, and the digests of its large files
+by path: of one that has changed, only the changed blocks need to be sent (`former`). 2. A file of the same
 identity has the same content, with one exception: a write in the same tick of the clock as the last one leaves the times as
 they were. So a digest is only remembered if the file had not been touched for `SETTLED_NS` when it was hashed. 3. The cache
 is replaced whole, by rename; a damaged one is as good as none.
@@ -22,8 +23,16 @@ TRIES = 3
 # The coarsest clock of a file system one still meets: FAT writes times in steps of 2 s (Microsoft FAT specification 1.03).
 SETTLED_NS = 2_000_000_000
 
+LARGE = 1 << 20  # of a smaller file that has changed, all is sent
+
 Identity = tuple[int, int, int, int, int]
-_Rows = list[tuple[int, int, int, int, int, bytes]]
+
+
+class _SavedHashes(msgspec.Struct, frozen=True, array_like=True):
+    """The cache's file: identity and digest of each file, and path and digest of the large ones."""
+
+    rows: list[tuple[int, int, int, int, int, bytes]]
+    large: dict[bytes, bytes]
 
 
 def _identity(found: os.stat_result) -> Identity:
@@ -39,10 +48,12 @@ class HashCache:
         self._now = now
         self._known: dict[Identity, bytes] = {}
         self._seen: dict[Identity, bytes] = {}
+        self._former: dict[bytes, bytes] = {}
+        self._large: dict[bytes, bytes] = {}
         if self._path:
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                rows = from_msgpack(self._path.read_bytes(), _Rows)
-                self._known = {row[:5]: row[5] for row in rows}
+                saved = from_msgpack(self._path.read_bytes(), _SavedHashes)
+                self._known, self._former = {row[:5]: row[5] for row in saved.rows}, saved.large
 
     def digest(self, path: bytes, found: os.stat_result) -> tuple[str, int]:
         """Digest and size of the file at `path`, of which `found` was just seen. It is read only if it must be."""
@@ -52,16 +63,22 @@ class HashCache:
             digest, identity = _hash(path)
         if self._now - max(identity[3:]) > SETTLED_NS:
             self._seen[identity] = digest
+        if identity[2] >= LARGE:
+            self._large[path] = digest
         return digest.hex(), identity[2]
+
+    def former(self, path: bytes) -> str:
+        """The digest that the large file at `path` had at the last scan; "" if there was none."""
+        return self._former.get(path, b"").hex()
 
     def save(self) -> None:
         """Remember this scan's digests, and none of files that are gone. A cache that cannot be written is not an error."""
-        if self._path is None or self._seen == self._known:
+        if self._path is None or (self._seen, self._large) == (self._known, self._former):
             return
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             rows = [(*key, digest) for key, digest in self._seen.items()]
-            write_atomically(self._path, msgspec.msgpack.encode(rows), mode=0o600)
+            write_atomically(self._path, msgspec.msgpack.encode(_SavedHashes(rows, self._large)), mode=0o600)
 
 
 def _hash(path: bytes) -> tuple[bytes, Identity]:

@@ -1,9 +1,11 @@
 """Bring one tree to every host of a slice: the server sends it once, the hosts pass it on among themselves.
 
-Flow: 1. every host is asked which contents of the manifest it lacks. 2. If no host has them all, the first that can be
-reached gets what it lacks from the server: the only time the tree leaves the server. 3. Hosts that have all serve those
+Flow: 1. every host is asked which contents of the manifest it lacks. 2. A host that has an older tree gets the changed blocks from
+the server, if they are few, and puts the new tree in place at once (`patches.py`). 3. Of the others, if none has all contents, the
+first that can be reached gets what it lacks from the server: the only time the tree leaves the server. A large content whose
+sending broke off goes on where it stopped. 4. Hosts that have all serve those
 that have not (`fanout` at a time), which then serve others: the number of holders multiplies with each round. A host that
-cannot reach its peers gets the tree from the server after all. 4. All hosts apply the manifest. 5. If an apply finds that a
+cannot reach its peers gets the tree from the server after all. 5. These hosts apply the manifest. 6. If an apply finds that a
 content is missing after all (a job wrote to a file that was to be reused), it is sent and the apply repeated.
 Repeating a sync sends only what is still missing; where nothing has changed it is one short call per host.
 """
@@ -13,6 +15,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -21,6 +24,7 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.agent import packs
 from podway.hosts.blobs import BlobStore
 from podway.hosts.link import AgentRefused, AgentReply
+from podway.hosts.patches import patch_pack
 from podway.hosts.tree import TreeManifest
 from podway.quantities import format_bytes, format_count
 
@@ -34,6 +38,9 @@ FILE_BYTES = SLOWEST // 100
 APPLY_TRIES = 3
 # After so many failures a host is believed to reach nobody, a holder to be reached by nobody.
 STRIKES = 2
+# A patch of this size goes from the server to every host that can use it: less than it takes to pass it on from host to host. A larger
+# one does only if all of them together are no more than the new contents themselves, which would else be sent once.
+DIRECT_BYTES = 64 << 10
 # What is sent is asked for again, so each round should be the last: the manifest, its contents, and nothing more.
 SEND_ROUNDS = 4
 
@@ -65,6 +72,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class HostState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host lacks of a tree, the manifest of the tree it has there now, and how much came of contents that are not whole."""
+
+    lacking: list[str]
+    applied: str = ""
+    arrived: dict[str, int] = {}
+
+
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a sync did. Bytes are those of contents and manifests: sent by the server, and from host to host."""
 
@@ -76,6 +91,10 @@ class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
     deleted: int
     seconds: float
     notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        sent = format_bytes(self.server_bytes + self.peer_bytes)
+        return f"{format_count(self.changed_hosts, 'host')} changed in {self.seconds:.1f} s ({sent} sent)"
 
 
 async def sync(
@@ -121,14 +140,15 @@ class _Sync:
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self._hosts = hosts
+        self._manifest = manifest
         self._blobs = blobs
         self._fanout = fanout
         self._progress = progress or (lambda progress: None)
+        self._size = sum(manifest.sizes.values())
         self._effort = sum(entry.size + FILE_BYTES for entry in manifest.entries)
         self._id = blobs.put(manifest.encode())
         self._where: dict[str, Any] = {"dest": dest, "manifest_id": self._id}
         self._token = secrets.token_hex(32)
-        self._writer = secrets.token_hex(8)
         self._failures: dict[int, Exception] = {}
         self._in_place: set[int] = set()
         self.server_bytes = self.peer_bytes = self.changed_hosts = self.written = self.deleted = 0
@@ -137,14 +157,41 @@ class _Sync:
     async def distribute(self) -> None:
         """Every host gets every content it lacks."""
         asked = await self._on_all(range(len(self._hosts)), self._missing)
-        complete = [host for host, lacking in asked.items() if not lacking]
-        waiting = deque(host for host, lacking in asked.items() if lacking)
+        await self._patch({host: state.applied for host, state in asked.items() if state.lacking})
+        have = {host: not state.lacking or host in self._in_place for host, state in asked.items()}
+        complete = [host for host, whole in have.items() if whole]
+        waiting = deque(host for host, whole in have.items() if not whole and host not in self._failures)
         while waiting and not complete:
             seed = waiting.popleft()
             await self._on_all([seed], self._send)
             complete = [seed] if seed not in self._failures else []
         if waiting:
             await self._spread(complete, waiting)
+
+    async def _patch(self, hosts: dict[int, str]) -> None:
+        """Bring hosts that have an older tree to the new one by the blocks that changed, where these are few."""
+        groups: dict[str, list[int]] = {}
+        for host, applied in hosts.items():
+            groups.setdefault(applied, []).append(host)
+        for applied, group in groups.items():
+            if applied in ("", self._id):
+                continue  # it has no tree, or should have this one, and a job has changed something of it
+            most = max(DIRECT_BYTES, self._size // len(group))
+            pack = await asyncio.to_thread(patch_pack, self._blobs, applied, self._manifest, self._id, most)
+            if pack is not None:
+                await self._on_all(group, partial(self._apply_patch, pack, len(group)))
+
+    async def _apply_patch(self, pack: bytes, total: int, host: int) -> None:
+        try:
+            reply = await self._call(host, "files.apply", size=self._effort, body=pack, **self._where)
+        except AgentRefused as error:
+            if error.code != "files":
+                raise
+            return  # what stands there is not what was put there: it gets whole contents
+        if reply.fields["applied"]:
+            self._count(reply)
+            self._in_place.add(host)
+            self._progress(Progress(stage="apply", done=len(self._in_place), total=len(self._hosts)))
 
     async def apply_all(self) -> None:
         """Every host that has all puts it in place."""
@@ -193,31 +240,34 @@ class _Sync:
         self.server_bytes += len(body)
         return self._hosts[host].call(op, body=body, timeout=PATIENCE_S + size / SLOWEST, **fields)
 
-    async def _missing(self, host: int) -> list[str]:
-        """The contents a host lacks: of an unknown tree the manifest, which is a content too."""
+    async def _missing(self, host: int) -> HostState:
+        """What a host lacks: of an unknown tree the manifest, which is a content too."""
         reply = await self._call(host, "files.missing", size=self._effort, **self._where)
         if reply.fields["in_place"]:
             self._in_place.add(host)
-        return _digests(reply.body) if reply.fields["known"] else [self._id]
+        return HostState(
+            lacking=_digests(reply.body) if reply.fields["known"] else [self._id],
+            applied=reply.fields.get("applied") or "",
+            arrived=reply.fields.get("arrived") or {},
+        )
 
     async def _send(self, host: int) -> None:
         """Give a host from the server all that it lacks."""
         for _ in range(SEND_ROUNDS):
-            lacking = await self._missing(host)
-            if not lacking:
+            state = await self._missing(host)
+            if not state.lacking:
                 return
-            await self._put(host, lacking)
+            await self._put(host, state.lacking, state.arrived)
         raise ProviderError("what is sent to the host does not stay there")
 
-    async def _put(self, host: int, digests: list[str]) -> None:
+    async def _put(self, host: int, digests: list[str], arrived: dict[str, int]) -> None:
         total = sum(self._blobs.size(digest) for digest in digests)
-        done = 0
-        messages = _messages(self._blobs, digests)
+        done = sum(arrived.values())
+        messages = _messages(self._blobs, digests, arrived)
         while (message := await asyncio.to_thread(next, messages, None)) is not None:
             try:
-                fields = {**message.fields, "writer": self._writer}
                 effort = len(message.body) + FILE_BYTES * len(message.digests)
-                await self._call(host, "files.put", size=effort, body=message.body, **fields)
+                await self._call(host, "files.put", size=effort, body=message.body, **message.fields)
             except ProviderError:
                 await asyncio.to_thread(self._check, message.digests)
                 raise
@@ -300,13 +350,16 @@ class _Sync:
         for _ in range(APPLY_TRIES):
             reply = await self._call(host, "files.apply", size=self._effort, **self._where)
             if reply.fields["applied"]:
-                written, deleted = int(reply.fields["written"]), int(reply.fields["deleted"])
-                self.written += written
-                self.deleted += deleted
-                self.changed_hosts += bool(written or deleted)
+                self._count(reply)
                 return
-            await self._put(host, _digests(reply.body))
+            await self._put(host, _digests(reply.body), {})
         raise ProviderError("the files of the host change faster than they can be replaced")
+
+    def _count(self, reply: AgentReply) -> None:
+        written, deleted = int(reply.fields["written"]), int(reply.fields["deleted"])
+        self.written += written
+        self.deleted += deleted
+        self.changed_hosts += bool(written or deleted)
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,13 +371,13 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True):
     size: int
 
 
-def _messages(blobs: BlobStore, digests: list[str]) -> Iterator[_Message]:
+def _messages(blobs: BlobStore, digests: list[str], arrived: dict[str, int]) -> Iterator[_Message]:
     """The contents as messages of about `CHUNK` bytes, read as they are needed."""
     batch, inside, size = bytearray(), list[str](), 0
     for digest in digests:
         length = blobs.size(digest)
         if length > CHUNK:
-            yield from _pieces(blobs, digest, length)
+            yield from _pieces(blobs, digest, length, min(length, arrived.get(digest, 0)))
             continue
         if batch and len(batch) + length > CHUNK:
             yield _Message(fields={}, body=bytes(batch), digests=inside, size=size)
@@ -336,11 +389,15 @@ def _messages(blobs: BlobStore, digests: list[str]) -> Iterator[_Message]:
         yield _Message(fields={}, body=bytes(batch), digests=inside, size=size)
 
 
-def _pieces(blobs: BlobStore, digest: str, total: int) -> Iterator[_Message]:
+def _pieces(blobs: BlobStore, digest: str, total: int, arrived: int) -> Iterator[_Message]:
+    """Of a content of which so much is there, at least the last piece: it is what makes the host look whether all is right."""
+    first = min(arrived, total - 1)
     with blobs.open(digest) as file:
-        for offset in range(0, total, CHUNK):
+        file.seek(first)
+        for offset in range(first, total, CHUNK):
             data = file.read(CHUNK)
-            fields = {"digest": digest, "offset": offset, "total": total}
+            # An agent of an earlier release keeps pieces by their writer.
+            fields = {"digest": digest, "offset": offset, "total": total, "writer": digest[:32]}
             yield _Message(fields=fields, body=data, digests=[digest], size=len(data))
 
 

@@ -2,8 +2,9 @@
 
 Flow: 1. `scan` walks the tree, leaving out `.git` and what the ignore files say. 2. Each file is hashed, unless the cache
 knows a file of the same identity and times (`hashes.py`). 3. The result is a `TreeManifest`, every path with its kind, mode and
-content digest, and the paths to read the contents from. 4. `Scan.pack` streams the contents the server asks for, and checks
-again that each is still what the manifest says: a tree that changes while it is sent is refused, never sent wrong.
+content digest, and the paths to read the contents from. 4. `Scan.pack` streams the contents the server asks for, `Scan.patch` the
+changed blocks of one and `Scan.rest` what is left to send of one. Each checks
+again that a content is still what the manifest says: a tree that changes while it is sent is refused, never sent wrong.
 
 Ignore files: a `.skyignore` at the root means all `.skyignore` files count and nothing else does; otherwise every
 `.gitignore`, with those above the root in the same repository and its `.git/info/exclude`, as git itself would have it.
@@ -22,7 +23,8 @@ import msgspec
 
 from podway.decoding import from_json
 from podway.errors import UserError
-from podway.hosts.agent import manifests, packs
+from podway.hosts.agent import blocks, manifests, packs
+from podway.hosts.agent.blocks import BlockList
 from podway.hosts.hashes import HashCache
 from podway.hosts.ignore import Rules, ignored
 
@@ -76,6 +78,7 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
 
     manifest: TreeManifest
     sources: dict[str, bytes]
+    bases: dict[str, str] = {}  # of a large file that has changed since the last scan: the digest it had then
     notes: tuple[str, ...] = ()
 
     def pack(self, digests: Iterable[str]) -> Iterator[bytes]:
@@ -86,6 +89,16 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
             return cast(BinaryIO, _VerifiedFile(self.sources[digest], digest, sizes[digest]))
 
         return iter(packs.PackStream([(digest, sizes[digest]) for digest in digests], opened))
+
+    def patch(self, digest: str, size: int, base: BlockList) -> Iterator[bytes]:
+        """The pack of one content by its blocks, of which the server has those of `base`."""
+        with _VerifiedFile(self.sources[digest], digest, size) as file:
+            yield from blocks.patch(file, digest, size, self.bases[digest], base)
+
+    def rest(self, digest: str, size: int, arrived: int) -> Iterator[bytes]:
+        """The pack of one content of which so many bytes are there."""
+        with _VerifiedFile(self.sources[digest], digest, size) as file:
+            yield from blocks.rest(file, digest, size, arrived)
 
 
 class _VerifiedFile:
@@ -107,13 +120,22 @@ class _VerifiedFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def read(self, n: int) -> bytes:
-        data = self._file.read(n)
+    def read(self, n: int = -1) -> bytes:
+        if not self._left:
+            self._check()
+            return b""
+        data = self._file.read(min(n, self._left) if n >= 0 else self._left)
         self._seen.update(data)
         self._left -= len(data)
-        if (n and not data) or (self._left == 0 and self._seen.hexdigest() != self._digest):
+        if not data:
             raise self._changed()
+        if not self._left:
+            self._check()
         return data
+
+    def _check(self) -> None:
+        if self._seen.hexdigest() != self._digest:
+            raise self._changed()
 
     def _changed(self) -> UserError:
         return UserError(f"{_show(self._path)} changed while it was being sent", "run the command again")
@@ -137,7 +159,7 @@ def scan(path: Path, *, cache_dir: Path | None = None, now_ns: Callable[[], int]
     else:
         raise UserError(f"{path} is neither a directory nor a file", "give a directory or a file of this machine")
     cache.save()
-    return Scan(manifest=manifest, sources=walk.sources, notes=tuple(walk.notes))
+    return Scan(manifest=manifest, sources=walk.sources, bases=walk.bases, notes=tuple(walk.notes))
 
 
 class _Walk:
@@ -146,6 +168,7 @@ class _Walk:
     def __init__(self, cache: HashCache) -> None:
         self.entries: list[TreeEntry] = []
         self.sources: dict[str, bytes] = {}
+        self.bases: dict[str, str] = {}
         self.notes: list[str] = []
         self._cache = cache
 
@@ -197,6 +220,9 @@ class _Walk:
             raise UserError(f"cannot read {_show(full)}: {error.strerror}", LEAVE_OUT) from None
         mode = stat.S_IMODE(found.st_mode) & manifests.MODES | 0o400
         self.sources[digest] = full
+        former = self._cache.former(full)
+        if former and former != digest:
+            self.bases[digest] = former
         self.entries.append(TreeEntry(path=manifests.quote(path), kind="file", mode=mode, size=size, sha256=digest))
 
 

@@ -79,9 +79,17 @@ class MemberBody(Body, frozen=True):
 
 
 class DigestsReply(Reply, frozen=True):
-    """Those of them that are not here."""
+    """Those of them that are not here, and how many bytes came of those whose upload broke off."""
 
     missing: list[str]
+    arrived: dict[str, int] = {}
+
+
+class BlocksReply(Reply, frozen=True):
+    """The blocks of a content, as hosts/agent/blocks.py lists them: none if it is not here, or too large for it."""
+
+    mean: int
+    rows: bytes
 
 
 class LaunchReply(Reply, frozen=True):

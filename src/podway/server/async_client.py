@@ -149,4 +149,5 @@ class AsyncClient:
     plan = _call(Client.plan)
     rehearse = _call(Client.rehearse)
     missing = _call(Client.missing)
+    content_blocks = _call(Client.content_blocks)
     upload = _call(Client.upload)

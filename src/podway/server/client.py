@@ -24,7 +24,7 @@ from podway.decoding import json_decoder
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.server import api
-from podway.server.connection import RETRY_S, ClientClosed, NoServer, ServerConnection
+from podway.server.connection import BROKE_OFF, RETRY_S, ClientClosed, NoServer, ServerConnection
 from podway.server.service_client import ServiceCalls
 from podway.server.task_source import TaskKeywords, TaskSource, read_source
 from podway.server.urls import query, quote
@@ -407,10 +407,14 @@ class Client(ServiceCalls):
 
     # files
 
-    def missing(self, digests: Iterable[str]) -> list[str]:
-        """Which contents the server does not have."""
+    def missing(self, digests: Iterable[str]) -> api.DigestsReply:
+        """Which contents the server does not have, or has a part of."""
         body = api.DigestsBody(digests=tuple(digests))
-        return self._call("POST", "/v1/files/missing", api.DigestsReply, body).missing
+        return self._call("POST", "/v1/files/missing", api.DigestsReply, body)
+
+    def content_blocks(self, digest: str) -> api.BlocksReply:
+        """The blocks of a content that the server has."""
+        return self._call("GET", f"/v1/files/{digest}/blocks", api.BlocksReply)
 
     def upload(self, pack: Iterable[bytes]) -> None:
         """Send contents as a pack, streamed."""
@@ -418,7 +422,8 @@ class Client(ServiceCalls):
             with self._connection.sent_once("POST", "/v1/files", pack) as response:
                 response.read()
         except OSError as error:  # a pack is read once and cannot be sent again
-            raise UserError(f"the upload broke off: {error}", "run the command again; what arrived is kept") from None
+            what = f"the upload broke off: {error}"
+            raise UserError(what, "run the command again: it goes on where it stopped", code=BROKE_OFF) from None
 
     def _upload(self, task: Task, *, mounts: bool = True) -> tuple[FileTree, ...]:
         from podway.server.uploading import NoProgress, upload  # reading trees costs more than all the rest

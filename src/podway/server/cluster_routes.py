@@ -132,7 +132,14 @@ async def purge(call: ApiCall) -> api.OrphansReply:
 
 def files_missing(call: ApiCall) -> api.DigestsReply:
     """Which contents the server does not have yet."""
-    return api.DigestsReply(missing=call.services.blobs.missing(call.body.digests))
+    missing = call.services.blobs.missing(call.body.digests)
+    return api.DigestsReply(missing=missing, arrived=call.services.blobs.arrived(missing))
+
+
+def content_blocks(call: ApiCall) -> api.BlocksReply:
+    """The blocks of a content, so that of one that differs little only what differs is uploaded."""
+    found = call.services.blobs.blocks(call.path["digest"])
+    return api.BlocksReply(mean=found.mean, rows=found.rows)
 
 
 async def upload(call: ApiCall) -> api.DigestsReply:

@@ -25,6 +25,7 @@ RETRY_S = 20.0  # how long a call that is safe to repeat is repeated while the n
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 SILENT = "silent"  # the server took the request and did not answer within its time limit
 PROVIDER_FAILED = "provider_failed"  # the server is there, and a cloud is not: `app.py` answers 503 with this code
+BROKE_OFF = "upload_broke_off"  # the connection did, in the middle of an upload
 AWAY = (502, 503, 504)  # what a proxy answers for a server that restarts
 Payload = bytes | Iterable[bytes] | None
 

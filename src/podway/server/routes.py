@@ -228,6 +228,15 @@ _ROUTES: tuple[Route, ...] = (
         slow=True,
     ),
     Route(
+        method="GET",
+        path="/v1/files/{digest}/blocks",
+        function=cluster_routes.content_blocks,
+        access="create",
+        summary="The blocks of a content",
+        reply=api.BlocksReply,
+        slow=True,
+    ),
+    Route(
         method="POST",
         path="/v1/files",
         function=cluster_routes.upload,

@@ -1,8 +1,9 @@
 """Files of this machine to the server: the workdir and the local file mounts, each content once.
 
 1. each tree is scanned into a manifest (`podway.hosts.tree`; unchanged files are not read again);
-2. the server says which contents it lacks, and those go up in packs of bounded size, so that a broken connection costs at
-   most one pack. The manifests themselves are contents too;
+2. the server says which contents it lacks, and those go up in packs of bounded size: of a large file that was changed since the
+   last scan, only the blocks that changed. The manifests themselves are contents too. Where the connection breaks, the server is
+   asked again, and what has not arrived is sent;
 3. what comes back is the `FileTree` of each: where it appears on every host, and the digest of its manifest.
 """
 
@@ -12,21 +13,27 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from podway.errors import UserError
 from podway.home import home
+from podway.hosts.agent.blocks import LARGEST, BlockList
 from podway.hosts.agent.packs import FRAME
 from podway.hosts.manifest import FileTree
 from podway.hosts.tree import Scan, scan
 from podway.launch import WORKDIR
 from podway.quantities import format_bytes, format_count
+from podway.server import api
+from podway.server.connection import BROKE_OFF
 from podway.task.task import Bucket, LocalDir, Task
 
 PACK_BYTES = 64 << 20
+TRIES = 5
 
 
 class ContentStore(Protocol):
     """Where contents go: the server, as a client sees it."""
 
-    def missing(self, digests: Iterable[str]) -> list[str]: ...
+    def missing(self, digests: Iterable[str]) -> api.DigestsReply: ...
+    def content_blocks(self, digest: str) -> api.BlocksReply: ...
     def upload(self, pack: Iterable[bytes]) -> None: ...
 
 
@@ -111,15 +118,55 @@ def _cache() -> Path:
 def _send(server: ContentStore, progress: UploadProgress, found: Scan, digest: str, manifest: bytes) -> int:
     """Upload what the server lacks of one tree; how many bytes of content that was."""
     sizes = found.manifest.sizes
-    missing = server.missing([*sizes, digest])
-    wanted = [name for name in missing if name in sizes]
+    reply = server.missing([*sizes, digest])
+    total = sum(sizes[name] for name in reply.missing if name in sizes)
+    for left in reversed(range(TRIES)):
+        try:
+            _send_contents(server, progress, found, reply)
+            if digest in reply.missing:
+                server.upload(iter([FRAME.pack(bytes.fromhex(digest), len(manifest)), manifest]))
+            break
+        except UserError as error:
+            if error.code != BROKE_OFF or not left:
+                raise
+            progress.wait("The upload broke off; it goes on")
+            reply = server.missing([*sizes, digest])
+    return total
+
+
+def _send_contents(server: ContentStore, progress: UploadProgress, found: Scan, reply: api.DigestsReply) -> None:
+    """All files that are missing: large ones by what is new of them, where the server has something to go by."""
+    sizes = found.manifest.sizes
+    wanted = [name for name in reply.missing if name in sizes]
     total, sent = sum(sizes[name] for name in wanted), 0
-    for batch in _batches(wanted, sizes):
+    whole = []
+    for name in wanted:
+        pack = _shorter(server, found, reply, name, sizes[name])
+        if pack is None:
+            whole.append(name)
+            continue
+        server.upload(_watched(pack, progress, sent, total))
+        sent += sizes[name]
+    for batch in _batches(whole, sizes):
         server.upload(_watched(found.pack(batch), progress, sent, total))
         sent += sum(sizes[name] for name in batch)
-    if digest in missing:
-        server.upload(iter([FRAME.pack(bytes.fromhex(digest), len(manifest)), manifest]))
-    return total
+
+
+def _shorter(
+    server: ContentStore, found: Scan, reply: api.DigestsReply, name: str, size: int
+) -> Iterator[bytes] | None:
+    """A pack of less than the whole content, if there can be one."""
+    if name in reply.arrived:
+        return found.rest(name, size, min(size, reply.arrived[name]))
+    if name not in found.bases or size > LARGEST:
+        return None
+    try:
+        known = server.content_blocks(found.bases[name])
+    except UserError as error:
+        if error.status == 404:  # a server of an earlier release
+            return None
+        raise
+    return found.patch(name, size, BlockList(known.mean, known.rows)) if known.rows else None
 
 
 def _batches(digests: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str]]:

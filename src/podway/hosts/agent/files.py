@@ -18,10 +18,11 @@ import stat
 from . import peers
 from .apply import apply, in_place, needed
 from .manifests import Manifest, quote
-from .packs import CHUNK, FilesError, NoSpaceError, Receiver, is_digest, put_piece, space_on
+from .packs import CHUNK, FilesError, NoSpaceError, is_digest, space_on
 from .phase import RequestRefused
 from .place import Place
-from .records import SyncState
+from .receive import Receiver, arrived, put_piece
+from .records import Contents, SyncState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,35 +68,47 @@ def missing(state_dir: str, request: Request, body: BinaryIO) -> Answer:
     """{dest, manifest_id} -> {known, in_place, count}, and in the body the digests of the contents that are missing.
 
     `in_place`: the destination is as it should be, and nothing needs to be done. Not `known`: send the manifest first.
+    `applied` is the id of the manifest that stands there now: what is new can be sent as a patch of it. `arrived`: how many bytes
+    of large contents came before a sender broke off.
     """
     store = SyncState(state_dir)
-    if in_place(store, request.get("dest"), request.get("manifest_id")):
+    dest, digest = request.get("dest"), request.get("manifest_id")
+    if in_place(store, dest, digest):
         return {"known": True, "in_place": True, "count": 0}, None
-    manifest = store.manifest(request.get("manifest_id"))
+    manifest = store.manifest(digest)
+    applied = store.applied_id(store.key(store.resolve(dest), "dir"))
     if manifest is None:
-        return {"known": False, "in_place": False, "count": 0}, None
-    digests = needed(store, request.get("dest"), manifest)
-    return {"known": True, "in_place": False, "count": len(digests)}, _raw(digests)
+        return {"known": False, "in_place": False, "count": 0, "applied": applied}, None
+    digests = needed(store, dest, manifest)
+    begun = arrived(store.incoming, digests)
+    return {"known": True, "in_place": False, "count": len(digests), "applied": applied, "arrived": begun}, _raw(
+        digests
+    )
 
 
 def put(state_dir: str, request: Request, body: BinaryIO) -> Answer:
-    """A pack in the body; or {digest, writer, offset, total} and a piece of one large blob in the body."""
+    """A pack in the body; or {digest, offset, total} and a piece of one large blob in the body."""
     store = SyncState(state_dir)
     if "digest" in request:
-        digest, writer = _text(request, "digest"), _text(request, "writer")
-        if not is_digest(digest) or not (writer.isalnum() and writer.isascii() and len(writer) <= 32):
-            raise FilesError("%a by %a is not a digest and its writer" % (digest, writer))
+        digest = _text(request, "digest")
+        if not is_digest(digest):
+            raise FilesError("%a is not a digest" % digest)
         total = _number(request, "total", 0, 1 << 50)
         offset = _number(request, "offset", 0, total)
-        return {"whole": put_piece(store.incoming, digest, writer, offset, total, body)}, None
-    with Receiver(store.incoming) as receiver:
+        return {"whole": put_piece(store.incoming, digest, offset, total, body)}, None
+    return {"count": _receive(store, body)}, None
+
+
+def _receive(store: SyncState, body: BinaryIO) -> int:
+    """Take a pack; how many blobs it had. Patches are made of what is in place."""
+    with Receiver(store.incoming, Contents(store).open) as receiver:
         while True:
             data = body.read(CHUNK)
             if not data:
                 break
             receiver.feed(data)
         receiver.close()
-    return {"count": receiver.count}, None
+    return receiver.count
 
 
 def pull(state_dir: str, request: Request, body: BinaryIO) -> Answer:
@@ -141,8 +154,12 @@ def listen(state_dir: str, request: Request, body: BinaryIO) -> Answer:
 
 
 def put_in_place(state_dir: str, request: Request, body: BinaryIO) -> Answer:
-    """{dest, manifest_id} -> {applied: true, written, deleted}; or {applied: false} and the missing digests in the body."""
+    """{dest, manifest_id} -> {applied: true, written, deleted}; or {applied: false} and the missing digests in the body.
+
+    The request's body may be a pack, which is taken first.
+    """
     store = SyncState(state_dir)
+    _receive(store, body)
     manifest = _known(store, request)
     with store.lock():
         done = apply(store, request.get("dest"), str(request["manifest_id"]), manifest)

@@ -7,9 +7,8 @@ else; a frame is
      8 bytes   length of the content, unsigned, big-endian
      n bytes   the content
 
-Flow: 1. `PackStream` reads blobs from wherever the sender has them, as one stream of known size. 2. `Receiver.feed` takes
-the stream in pieces of any size and writes each content under a temporary name. 3. A content that hashes to its digest is
-renamed to it; any other is dropped and refused. So a blob that exists is whole, and no content is ever held in memory.
+`PackStream` reads blobs from wherever the sender has them, as one stream of known size; `receive.py` takes such a stream. A frame
+whose length has the bit `PATCHED` gives the content by blocks of another that the receiver has (blocks.py).
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ if TYPE_CHECKING:
     OpenBlob = Callable[[str], BinaryIO]
 
 FRAME = struct.Struct(">32sQ")
+PATCHED = 1 << 63
 CHUNK = 1 << 20
-_HOLE = 64 << 10
-_ZEROS = bytes(_HOLE)
+HOLE = 64 << 10
+_ZEROS = bytes(HOLE)
 DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _serial = itertools.count()
 
@@ -75,10 +75,10 @@ def space_on(folder: str) -> Iterator[None]:
 def write_sparse(file: BinaryIO, data: bytes | memoryview) -> None:
     """Write, leaving a hole for each block of zeros; `truncate` the file where it ends, for a hole may be the last of it."""
     view = memoryview(data)
-    for at in range(0, len(view), _HOLE):
-        block = view[at : at + _HOLE]
-        if not block[0] and len(block) == _HOLE and block.tobytes() == _ZEROS:
-            file.seek(_HOLE, os.SEEK_CUR)
+    for at in range(0, len(view), HOLE):
+        block = view[at : at + HOLE]
+        if not block[0] and len(block) == HOLE and block.tobytes() == _ZEROS:
+            file.seek(HOLE, os.SEEK_CUR)
             continue
         while block:
             block = block[file.write(block) :]
@@ -92,112 +92,6 @@ def digest_of(stream: BinaryIO) -> str:
         if not data:
             return seen.hexdigest()
         seen.update(data)
-
-
-class Receiver:
-    """Takes a pack in pieces of any size and leaves its blobs in `folder`. Use with `with`: what is half done is removed."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.count = 0
-        self.size = 0
-        self._head = bytearray()
-        self._left = 0
-        self._digest = ""
-        self._hash = hashlib.sha256()
-        self._path = ""
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> Receiver:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            discard(self._path)
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes of the pack."""
-        view = memoryview(data)
-        with space_on(self.folder):
-            while view:
-                if self._file is None:
-                    view = self._begin(view)
-                else:
-                    view = self._continue(view)
-
-    def close(self) -> None:
-        """The pack is over: anything half received is an error."""
-        if self._head or self._file is not None:
-            raise FilesError("the pack ended in the middle of a blob")
-
-    def _begin(self, view: memoryview) -> memoryview:
-        want = FRAME.size - len(self._head)
-        self._head += view[:want]
-        if len(self._head) == FRAME.size:
-            raw, self._left = FRAME.unpack(self._head)
-            self._head.clear()
-            self._digest = raw.hex()
-            self._hash = hashlib.sha256()
-            self._path = temporary(self.folder)
-            self._file = open(self._path, "xb")
-            if self._left == 0:
-                self._finish()
-        return view[want:]
-
-    def _continue(self, view: memoryview) -> memoryview:
-        assert self._file is not None
-        part = view[: self._left]
-        write_sparse(self._file, part)
-        self._hash.update(part)
-        self._left -= len(part)
-        if self._left == 0:
-            self._finish()
-        return view[len(part) :]
-
-    def _finish(self) -> None:
-        assert self._file is not None
-        size = self._file.tell()
-        if size >= _HOLE:
-            self._file.truncate()
-        self._file.close()
-        self._file = None
-        if self._hash.hexdigest() != self._digest:
-            discard(self._path)
-            raise FilesError("a blob of %d bytes is not what its digest %s says" % (size, self._digest[:12]))
-        os.rename(self._path, os.path.join(self.folder, self._digest))
-        self.count += 1
-        self.size += size
-
-
-def put_piece(folder: str, digest: str, writer: str, offset: int, total: int, body: BinaryIO) -> bool:
-    """Write one piece of a blob too large for one message; True when the blob is whole. Repeating a piece is harmless.
-
-    `writer` (hex digits) tells apart two who send the same blob at once.
-    """
-    path = os.path.join(folder, digest)
-    part = os.path.join(folder, ".part.%s.%s" % (digest, writer))
-    if offset and (not os.path.exists(part) or os.stat(part).st_size < offset):
-        raise FilesError("the pieces of blob %s before byte %d are not here" % (digest[:12], offset))
-    with space_on(folder), open(part, "r+b" if offset else "wb") as file:
-        file.seek(offset)
-        file.truncate()
-        while True:
-            data = body.read(CHUNK)
-            if not data:
-                break
-            write_sparse(file, data)
-        file.truncate()
-        if file.tell() < total:
-            return False
-    with open(part, "rb") as file:
-        right = digest_of(file) == digest
-    if not right:
-        discard(part)
-        raise FilesError("a blob of %d bytes is not what its digest %s says" % (total, digest[:12]))
-    os.rename(part, path)
-    return True
 
 
 class PackStream:

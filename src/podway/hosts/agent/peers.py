@@ -20,7 +20,8 @@ import threading
 import time
 
 from . import wire
-from .packs import CHUNK, FilesError, PackStream, Receiver, is_digest
+from .packs import CHUNK, FilesError, PackStream, is_digest
+from .receive import Receiver
 from .records import Contents, SyncState
 
 TYPE_CHECKING = False
