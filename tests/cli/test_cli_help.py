@@ -80,6 +80,7 @@ def test_help_and_version_import_no_verb(arguments: list[str]) -> None:
         "podway.cli",
         "podway.cli.main",
         "podway.cli.index",
+        "podway.cli.safe_terminal",
         "podway.errors",
         "podway.version",
     }

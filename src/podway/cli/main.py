@@ -14,10 +14,12 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO, cast
 
 import click
 
 from podway.cli.index import complete, completion_asked, podway
+from podway.cli.safe_terminal import SafeTerminal
 from podway.errors import UserError
 
 FAILED, USAGE, INTERNAL, INTERRUPTED, NO_READER = 1, 2, 70, 130, 141
@@ -52,6 +54,9 @@ def _prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    sys.stdout, sys.stderr = (
+        cast(TextIO, SafeTerminal(stream)) if stream.isatty() else stream for stream in (sys.stdout, sys.stderr)
+    )
 
 
 def _invoke(arguments: list[str]) -> int:

@@ -12,6 +12,7 @@ from typing import Literal, Self, TextIO
 
 import click
 
+from podway.cli.safe_terminal import unfiltered
 from podway.terminal import safe_lines, visible
 
 STEP, DONE, MORE, LAST = "⚙︎", "✓", "├──", "└──"
@@ -26,7 +27,7 @@ class Screen:
     """Use with `with`: the spinner never outlives the command."""
 
     def __init__(self, *, err: bool = False) -> None:
-        self.stream: TextIO = sys.stderr if err else sys.stdout
+        self.stream: TextIO = unfiltered(sys.stderr if err else sys.stdout)
         self.live = self.stream.isatty() and os.environ.get("TERM") != "dumb"
         self.colour = self.live and not os.environ.get("NO_COLOR")
         self._waiting = ""
