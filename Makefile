@@ -48,7 +48,7 @@ bench-server: setup  ## How soon the server answers with 2,000 waiters and 200 l
 bench-scale: setup system-packages  ## As root: 64 namespace hosts over ssh, files against rsync, logs, 1,000 endpoints (25 minutes): docs/benchmarks.md
 	$(BIN)/python -m tools.bench.scale
 
-bench-gateway: setup  ## The gateway beside LiteLLM's and SkyServe's proxies: requests/s, latency, streams: writes docs/benchmarks.md
+bench-gateway: setup  ## The gateway beside LiteLLM's, SkyServe's and dstack's proxies: requests/s, latency, streams (6 minutes): docs/benchmarks.md
 	$(BIN)/python -m tools.bench.gateway --write
 
 bench-plan: setup  ## The planner's predictions beside published results: writes docs/planning.md

@@ -2,11 +2,11 @@
 
 1. Small requests: how many a second one core passes on, and the CPU time of each.
 2. Added latency: one request after the other, directly and through the proxy.
-3. Streams: a thousand at once, every event numbered, so that one that is lost or out of order is seen; memory before and after.
+3. Streams: a thousand at once, every event numbered, so that one that is lost or out of order is seen; memory before and after, and
+   for Podway after a second thousand, which shows whether it grows.
 
 The proxy has one core and everything else the other. The replica and the clients are processes of this program (`replica`, `load`),
-written for speed alone. LiteLLM's proxy, SkyServe's load balancer and dstack's in-server proxy come from PyPI, each in an
-environment of its own; one that cannot be installed or started is named with the reason.
+written for speed alone. The other proxies are started by `proxies.py`; one that cannot be installed or started is named with the reason.
 """
 
 import argparse
@@ -14,24 +14,21 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httptools
 import msgspec
-from tools.bench import peers, report
+from tools.bench import proxies, report
+from tools.bench.proxies import MODEL, OTHER_CORE, free_port, process
 
-from podway.gateway.table import Backend, RoutedService, RouteTable
-
-MODEL = "dummy"
 EVENTS = 100
+STREAM_S = 60.0  # a stream of 2 s that is not over by then counts as lost
 ANSWER = json.dumps(
     {
         "id": "1",
@@ -43,7 +40,6 @@ ANSWER = json.dumps(
     }
 ).encode()
 QUESTION = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16}
-PROXY_CORE, OTHER_CORE = {0}, {1}
 
 
 # the replica: `python -m tools.bench.gateway replica PORT`
@@ -169,7 +165,7 @@ async def streams(port: int, path: str, key: str, clients: int) -> dict[str, Any
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(_request(port, path, key, stream=True))
             text = b""
-            async with asyncio.timeout(180):
+            async with asyncio.timeout(STREAM_S):
                 while b"[DONE]" not in text[-200:]:
                     data = await reader.read(65536)
                     if not data:
@@ -189,33 +185,6 @@ async def streams(port: int, path: str, key: str, clients: int) -> dict[str, Any
 
 
 # the comparison
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-@contextlib.contextmanager
-def process(command: list[str], cores: set[int], log: Path, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process on some cores, ended with everything it started."""
-    with log.open("ab") as out:
-        started = subprocess.Popen(
-            command,
-            stdout=out,
-            stderr=out,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
-            start_new_session=True,
-            **more,
-        )
-    try:
-        yield started
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, 9)
-        started.wait()
 
 
 def answers(port: int, path: str, key: str, within: float) -> bool:
@@ -280,6 +249,7 @@ class Measured(msgspec.Struct, kw_only=True):
     streams: int = 0
     rss_before: float = 0.0
     rss_after: float = 0.0
+    rss_again: float = 0.0  # after as many streams once more
     trouble: str = ""
 
 
@@ -302,74 +272,20 @@ def measure(name: str, port: int, path: str, key: str, leader: int, *, seconds: 
     if many_streams["troubles"]:
         found.trouble = "; ".join(filter(None, [found.trouble, ", ".join(many_streams["troubles"])]))
     found.rss_after = _rss_mb(_group(leader)) if leader else 0.0
+    if name == OURS:
+        again = _load("streams", port, path, key, many)
+        found.whole, found.streams = found.whole + again["whole"], found.streams + again["of"]
+        found.rss_again = _rss_mb(_group(leader))
     return found
 
 
-@contextlib.contextmanager
-def podway(place: Path, upstream: int) -> Iterator[tuple[int, str, str, int]]:
-    """Our own."""
-    port = free_port()
-    service = RoutedService(
-        name="dummy", model=MODEL, auth=False, backends=(Backend(id="0", address=f"127.0.0.1:{upstream}"),)
-    )
-    routes = place / "routes.json"
-    routes.write_bytes(msgspec.json.encode(RouteTable(version=1, services=(service,))))
-    command = [sys.executable, "-m", "podway.cli.main", "gateway", "--routes", str(routes), "--port", str(port)]
-    with process(command, PROXY_CORE, place / "podway.log") as started:
-        yield port, "/v1/chat/completions", "none", started.pid
-
-
-@contextlib.contextmanager
-def litellm(place: Path, upstream: int) -> Iterator[tuple[int, str, str, int]]:
-    """LiteLLM's proxy with one worker."""
-    bin_dir = peers.install("litellm")
-    if bin_dir is None:
-        raise RuntimeError("could not be installed")
-    port = free_port()
-    config = place / "litellm.yaml"
-    config.write_text(
-        f"model_list:\n  - model_name: {MODEL}\n    litellm_params:\n      model: openai/{MODEL}\n"
-        f"      api_base: http://127.0.0.1:{upstream}/v1\n      api_key: none\n"
-    )
-    command = [str(bin_dir / "litellm"), "--config", str(config), "--port", str(port), "--num_workers", "1"]
-    env = {"PATH": f"{bin_dir}:{os.environ['PATH']}", "HOME": str(place), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    with process(command, PROXY_CORE, place / "litellm.log", env=env) as started:
-        yield port, "/v1/chat/completions", "sk-none", started.pid
-
-
-_SKYSERVE = """
-import sys, threading, json, logging
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from sky.serve import load_balancer
-port, upstream, controller = map(int, sys.argv[1:4])
-class Controller(BaseHTTPRequestHandler):
-    def do_POST(self):
-        self.rfile.read(int(self.headers.get('content-length', 0)))
-        body = json.dumps({'ready_replica_urls': [f'http://127.0.0.1:{upstream}'],
-                           'replica_info': [{'url': f'http://127.0.0.1:{upstream}', 'gpu_type': 'TPU'}]}).encode()
-        self.send_response(200); self.send_header('content-length', str(len(body))); self.end_headers(); self.wfile.write(body)
-    def log_message(self, *a): pass
-threading.Thread(target=ThreadingHTTPServer(('127.0.0.1', controller), Controller).serve_forever, daemon=True).start()
-load_balancer.run_load_balancer(f'http://127.0.0.1:{controller}', port, 'least_load')
-"""
-
-
-@contextlib.contextmanager
-def skyserve(place: Path, upstream: int) -> Iterator[tuple[int, str, str, int]]:
-    """SkyPilot's load balancer, told of the replica by a controller that answers as its own does."""
-    bin_dir = peers.install("sky")
-    if bin_dir is None:
-        raise RuntimeError("could not be installed")
-    port = free_port()
-    script = place / "skyserve.py"
-    script.write_text(_SKYSERVE)
-    command = [str(bin_dir / "python"), str(script), str(port), str(upstream), str(free_port())]
-    env = {"PATH": f"{bin_dir}:{os.environ['PATH']}", "HOME": str(place), "USER": "bench"}
-    with process(command, PROXY_CORE, place / "skyserve.log", env=env) as started:
-        yield port, "/v1/chat/completions", "none", started.pid
-
-
-PROXIES = {"Podway": podway, "LiteLLM proxy": litellm, "SkyServe load balancer": skyserve}
+PROXIES = {
+    "Podway": proxies.podway,
+    "LiteLLM proxy": proxies.litellm,
+    "SkyServe load balancer": proxies.skyserve,
+    "dstack in-server proxy": proxies.dstack,
+}
+OURS = "Podway"
 
 
 def compare(seconds: float, many: int, only: list[str]) -> list[Measured]:
@@ -391,7 +307,7 @@ def compare(seconds: float, many: int, only: list[str]) -> list[Measured]:
                         if not answers(port, path, key, 120):
                             raise RuntimeError("did not answer within 120 s")
                         found.append(measure(name, port, path, key, leader, seconds=seconds, many=many))
-                except RuntimeError as error:
+                except (RuntimeError, OSError, subprocess.SubprocessError, ValueError) as error:
                     found.append(Measured(name=name, trouble=str(error)))
     return found
 
@@ -409,7 +325,7 @@ def page(found: list[Measured], seconds: float) -> str:
         if not one.requests_s:
             rows.append([one.name, "", "", "", "", "", "", one.trouble])
             continue
-        memory = f"{one.rss_before:.0f} → {one.rss_after:.0f}" if one.rss_before else ""
+        memory = " → ".join(f"{size:.0f}" for size in (one.rss_before, one.rss_after, one.rss_again) if size)
         cpu = f"{one.cpu_us:.0f}" if one.rss_before else ""
         rows.append(
             [one.name, f"{one.requests_s:,.0f}", cpu, *added, f"{one.whole:,} of {one.streams:,}", memory, one.trouble]
@@ -433,8 +349,30 @@ def page(found: list[Measured], seconds: float) -> str:
             f"streams of {EVENTS} numbered events, 20 ms apart, all at once.",
             "",
             report.table(headers, rows),
+            "",
+            *goals(found),
         ]
     )
+
+
+def goals(found: list[Measured]) -> list[str]:
+    """Whether what we want of the gateway holds in this run."""
+    direct = found[0]
+    ours = next((one for one in found if one.name == OURS and one.requests_s), None)
+    if ours is None:
+        return []
+    best = max((one.requests_s for one in found[1:] if one is not ours), default=0.0)
+    p50, p99 = ours.p50_ms - direct.p50_ms, ours.p99_ms - direct.p99_ms
+    wanted = [
+        (f"{ours.requests_s:,.0f} requests/s on one core (at least 2,000)", ours.requests_s >= 2000),
+        (f"added p50 {p50:.2f} ms (at most 2)", p50 <= 2),
+        (f"added p99 {p99:.2f} ms (at most 10)", p99 <= 10),
+        (f"{ours.streams - ours.whole} streams lost or out of order (none)", ours.whole == ours.streams),
+    ]
+    if best:
+        times = ours.requests_s / best
+        wanted.insert(1, (f"{times:.1f} times the best of the others (at least 3)", times >= 3))
+    return [f"- {'met' if met else 'NOT MET'}: {text}" for text, met in wanted]
 
 
 def main() -> int:
