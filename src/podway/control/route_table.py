@@ -34,14 +34,17 @@ def route_table(
     holders: Iterable[tuple[str, Caller]],
     address: Callable[[Replica], str | None] = direct_address,
     gateway_keys: Iterable[tuple[GatewayKey, Caller]] = (),
+    ssh: Callable[[Replica], str] = lambda _: "",
 ) -> RouteTable:
-    """`holders`: the digest of each token, and whose it is. `address`: how a replica is reached. `gateway_keys`: with their owners."""
+    """`holders`: the digest of each token, and whose it is. `address`, `ssh`: how a replica is reached. `gateway_keys`: with owners."""
     known = [service for service in services if service.live and service.goal == "up"]
     ready: dict[str, list[Replica]] = {service.id: [] for service in known}
     for replica in replicas:
         if replica.state is ReplicaState.READY and replica.service_id in ready:
             ready[replica.service_id].append(replica)
-    routed = tuple(_routed(service, ready[service.id], address) for service in sorted(known, key=lambda one: one.name))
+    routed = tuple(
+        _routed(service, ready[service.id], address, ssh) for service in sorted(known, key=lambda one: one.name)
+    )
     keys = {digest: _key(caller, known) for digest, caller in sorted(holders)}
     for one, owner in sorted(gateway_keys, key=lambda pair: pair[0].digest):
         keys[one.digest] = _limited(one, _key(owner, known))
@@ -50,14 +53,16 @@ def route_table(
     return msgspec.structs.replace(table, version=int.from_bytes(content[:8], "big") >> VERSION_SHIFT)
 
 
-def _routed(service: Service, ready: list[Replica], address: Callable[[Replica], str | None]) -> RoutedService:
+def _routed(
+    service: Service, ready: list[Replica], address: Callable[[Replica], str | None], ssh: Callable[[Replica], str]
+) -> RoutedService:
     spec = service.spec
     weights = _weights(service, ready)
     reached = [(replica, address(replica)) for replica in sorted(ready, key=lambda one: one.number)]
     return RoutedService(
         name=service.name,
         backends=tuple(
-            Backend(id=one.id, address=at, weight=weights.get(one.revision, 1.0), revision=one.revision)
+            Backend(id=one.id, address=at, ssh=ssh(one), weight=weights.get(one.revision, 1.0), revision=one.revision)
             for one, at in reached
             if at is not None and weights.get(one.revision, 1.0) > 0
         ),

@@ -20,7 +20,7 @@ from podway.gateway.load import LoadMeter
 from podway.gateway.metrics import GatewayMetrics
 from podway.gateway.relay import Race, Relay, RelayOutcome
 from podway.gateway.table import ApiKey, Backend, RoutedService, Routes
-from podway.gateway.upstream import ReplicaConnection, ReplicaPool
+from podway.gateway.upstream import ReplicaConnection, ReplicaPool, SshDial
 
 ANSWER_S = 900.0  # without a byte from the replica
 MOST_HELD = 1000  # requests that wait for first replicas
@@ -60,10 +60,12 @@ class Routed(msgspec.Struct, frozen=True, kw_only=True):
 class Forwarder:
     """Sends requests to replicas, by the table of the moment."""
 
-    def __init__(self, metrics: GatewayMetrics, loads: LoadMeter, hedge_s: float | None = None) -> None:
+    def __init__(
+        self, metrics: GatewayMetrics, loads: LoadMeter, hedge_s: float | None = None, ssh_dial: SshDial | None = None
+    ) -> None:
         self.routes = Routes()
         self.balancer = Balancer()
-        self.pool = ReplicaPool()
+        self.pool = ReplicaPool(ssh_dial)
         self.held = 0
         self._metrics = metrics
         self._loads = loads
@@ -75,7 +77,7 @@ class Forwarder:
         self.routes = routes
         backends = [one for service in routes.table.services for one in service.backends]
         self.balancer.keep({one.id for one in backends})
-        self.pool.keep({one.address for one in backends})
+        self.pool.keep({one.place for one in backends})
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -198,7 +200,7 @@ class Forwarder:
         try:
             for fresh in (not repeatable, True):  # the replica may have closed a connection that waited
                 try:
-                    connection, reused = await self.pool.connect(backend.address, fresh=fresh)
+                    connection, reused = await self.pool.connect(backend, fresh=fresh)
                 except (OSError, TimeoutError, ValueError):
                     self._failed(routed, backend)
                     return None

@@ -6,15 +6,22 @@ nobody waits any more.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import httptools
 
 from podway.gateway.socket_protocol import SocketProtocol
+from podway.gateway.table import Backend
 from podway.gateway.wire import Header
 
 CONNECT_S = 5.0
+SSH_CONNECT_S = 30.0  # with a login, where the host has no connection yet
 MOST_IDLE = 256  # for each replica
+
+
+# Opens a connection to a port of a host through its sshd, for a protocol; OSError when that cannot be.
+SshDial = Callable[[str, int, asyncio.Protocol], Awaitable[None]]
 
 
 class ResponseReceiver(Protocol):
@@ -39,9 +46,9 @@ class ResponseReceiver(Protocol):
 class ReplicaConnection(SocketProtocol):
     """One connection to a replica."""
 
-    def __init__(self, pool: "ReplicaPool", address: str) -> None:
+    def __init__(self, pool: "ReplicaPool", place: str) -> None:
         self.pool = pool
-        self.address = address
+        self.place = place
         self.answered = False  # something came for the request that is on it
         self.is_tunnel = False
         self.writable = asyncio.Event()
@@ -165,16 +172,21 @@ class ReplicaConnection(SocketProtocol):
 class ReplicaPool:
     """Connections that wait for their next request, by replica."""
 
-    def __init__(self) -> None:
+    def __init__(self, ssh_dial: SshDial | None = None) -> None:
         self._idle: dict[str, list[ReplicaConnection]] = {}
+        self._ssh_dial = ssh_dial
 
-    async def connect(self, address: str, *, fresh: bool = False) -> tuple[ReplicaConnection, bool]:
+    async def connect(self, backend: Backend, *, fresh: bool = False) -> tuple[ReplicaConnection, bool]:
         """(a connection to a replica, whether it was used before)."""
-        idle = self._idle.get(address)
+        idle = self._idle.get(backend.place)
         if idle and not fresh:
             return idle.pop(), True
         loop = asyncio.get_running_loop()
-        connection = ReplicaConnection(self, address)
+        address, connection = backend.address, ReplicaConnection(self, backend.place)
+        if backend.ssh and self._ssh_dial is not None:
+            async with asyncio.timeout(SSH_CONNECT_S):
+                await self._ssh_dial(backend.ssh, backend.port, connection)
+            return connection, False
         async with asyncio.timeout(CONNECT_S):
             if address.startswith("unix:"):
                 await loop.create_unix_connection(lambda: connection, address.removeprefix("unix:"))
@@ -185,7 +197,7 @@ class ReplicaPool:
 
     def give_back(self, connection: ReplicaConnection) -> None:
         """The connection may be used again."""
-        idle = self._idle.setdefault(connection.address, [])
+        idle = self._idle.setdefault(connection.place, [])
         if len(idle) < MOST_IDLE and connection.transport is not None and not connection.transport.is_closing():
             idle.append(connection)
         else:
@@ -193,14 +205,14 @@ class ReplicaPool:
 
     def forget(self, connection: ReplicaConnection) -> None:
         """The connection is gone."""
-        idle = self._idle.get(connection.address)
+        idle = self._idle.get(connection.place)
         if idle and connection in idle:
             idle.remove(connection)
 
-    def keep(self, addresses: set[str]) -> None:
+    def keep(self, places: set[str]) -> None:
         """Close what leads to replicas that are no more."""
-        for address in set(self._idle) - addresses:
-            for connection in self._idle.pop(address):
+        for place in set(self._idle) - places:
+            for connection in self._idle.pop(place):
                 connection.close()
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ import time
 import msgspec
 
 from podway.control.route_table import route_table
-from podway.control.service_records import GatewayInfo
+from podway.control.service_records import GatewayInfo, Replica
 from podway.control.service_store import ROUTES
-from podway.errors import UserError
+from podway.errors import ProviderError, UserError
 from podway.gateway.report import GatewayReport
 from podway.gateway.table import RouteTable
 from podway.server.people_routes import checked_name
@@ -22,6 +22,7 @@ from podway.server.service_api import (
     ModelUsageReply,
     RoutesReply,
 )
+from podway.server.ssh_dial import ssh_route
 
 LONGEST_WAIT_S = 60.0
 LOOK_S = 2.0  # how soon a change of tokens is seen, and what another server on the same database wrote
@@ -32,13 +33,26 @@ def _table(call: ApiCall) -> RouteTable:
     rows = store.services
     keys = [key for key in store.gateway_keys.all() if key.expires is None or key.expires > now]
     owned = [(key, tokens.owner(key.user)) for key in keys]
-    table = route_table(rows.live(), rows.open_replicas(), tokens.holders(), gateway_keys=owned)
+    table = route_table(
+        rows.live(), rows.open_replicas(), tokens.holders(), gateway_keys=owned, ssh=lambda one: _ssh(call, one)
+    )
     day, spent = time.strftime("%Y-%m-%d", time.gmtime(now)), dict[str, int]()
     limited = {key.user for key in table.keys.values() if key.tokens_per_day is not None}
     for used in rows.usage(day) if limited else ():
         if used.user in limited and used.day == day:
             spent[used.user] = spent.get(used.user, 0) + used.prompt_tokens + used.completion_tokens
     return msgspec.structs.replace(table, day=day, spent=spent)
+
+
+def _ssh(call: ApiCall, replica: Replica) -> str:
+    """How a gateway logs in to the host of a replica; empty: it is reached at its address."""
+    cluster = call.services.store.cluster(replica.cluster_id or "")
+    if cluster is None or replica.host is None:
+        return ""
+    try:
+        return ssh_route(call.services.provider(cluster.order.provider), replica.host)
+    except (UserError, ProviderError):
+        return ""  # its pool or account is not there any more: the address is all that is left
 
 
 async def routes(call: ApiCall) -> RoutesReply:
