@@ -36,6 +36,14 @@ POINTS = (
     "recover.saved",
     "recover.jobs-marked",
     "recover.marked",
+    "service.row",
+    "service.decided",
+    "service.replica-row",
+    "service.before-launch",
+    "service.after-launch",
+    "service.down-marked",
+    "service.before-down",
+    "service.after-down",
 )
 
 _armed = os.environ.get("PODWAY_CRASH_AT", "")

@@ -37,6 +37,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     service_account: str | None = None
     tags: tuple[str, ...] = ()
     isolated: bool = False  # hosts on the server's machine, as an operating-system user of their own
+    own_network: bool = False  # simulated hosts whose ports are their own, as those of machines are
 
     @property
     def hosts(self) -> int:

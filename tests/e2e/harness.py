@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from podway.providers.local import networks
 from podway.server.client import Client
 from podway.task.task import Accelerator, Resources, Task
 from tests.conftest import SLOWEST, processes_of, wait_until
@@ -107,6 +108,8 @@ class Podway:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL)
             psutil.wait_procs(found, timeout=10)
+        for claimed in self.home.glob("local/*/subnet"):  # a test that failed half way leaves networks too
+            networks.remove(int(claimed.read_text()))
         # A client starts a lost server again without a word: one that died of itself is told here.
         said = self.home / "server.out"
         assert not said.exists() or "Fatal Python error" not in said.read_text(errors="replace"), said.read_text()

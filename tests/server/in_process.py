@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from podway.control.archive import Archive
 from podway.control.orphans import OrphanScanner
+from podway.control.service_verbs import ServiceControl
 from podway.control.store import open_store, sqlite_url
 from podway.control.vault import SecretVault
 from podway.control.verbs import Control
@@ -38,6 +39,7 @@ def server_in(place: Path, token: str) -> Iterator[TestClient]:
     with ThreadPoolExecutor(4) as quick, ThreadPoolExecutor(4) as slow:
         services = Services(
             control=control,
+            service_verbs=ServiceControl(control),
             store=store,
             blobs=BlobStore(place / "blobs"),
             archive=Archive(place / "logs"),

@@ -18,7 +18,7 @@ from podway.server.routes import ROUTES
 from podway.server.routing import Route
 from tests.control.samples import cluster
 from tests.server.in_process import server_in
-from tests.server.test_api_fuzz import LAUNCH, SEEDS
+from tests.server.test_api_fuzz import LAUNCH, SEEDS, SERVICE
 
 LOCAL = "local-token"
 
@@ -64,6 +64,14 @@ def world(tmp_path: Path) -> Iterator[World]:
         assert world.ask("local", "DELETE", "/v1/users/rex").status_code == 200
         launch = {**LAUNCH, "options": {"cluster": "c1", "project": "vision"}}
         assert world.ask("owner", "POST", "/v1/launch", launch).status_code == 200
+        service = {**SERVICE, "options": {"cluster": "s1", "project": "vision"}}
+        assert world.ask("owner", "POST", "/v1/services", {"request": service}).status_code == 200
+        grants = tuple(Grant(user=user, right=right) for user, right in (("uma", "use"), ("vic", "view")))  # type: ignore[arg-type]
+        store = open_store(sqlite_url(tmp_path / "p.db"))
+        made = store.services.find("s1")
+        assert made is not None
+        store.services.save(msgspec.structs.replace(made, grants=grants))
+        store.engine.dispose()
         assert world.ask("owner", "PUT", "/v1/clusters/c1/grants/uma", {"right": "use"}).status_code == 200
         assert world.ask("owner", "PUT", "/v1/clusters/c1/grants/vic", {"right": "view"}).status_code == 200
         time.sleep(0.01)  # the token of a thousandth of a second
@@ -93,7 +101,12 @@ MATRIX: dict[str, tuple[int, ...]] = {
 
 
 def a_request(route: Route) -> tuple[str, str, Any]:
-    path = route.path.replace("{cluster}", "c1").replace("{job}", "1").replace("{user}", "nobody")
+    path = (
+        route.path.replace("{cluster}", "c1")
+        .replace("{service}", "s1")
+        .replace("{job}", "1")
+        .replace("{user}", "nobody")
+    )
     path = path.replace("{project}", "none").replace("{token}", "0" * 12)
     path = path.replace("{rehearsal}", "0" * 16).replace("{key}", "0" * 12).replace("{digest}", "0" * 64)
     if path.endswith(("/watch", "/metrics")):
@@ -105,13 +118,15 @@ def a_request(route: Route) -> tuple[str, str, Any]:
         body = {}  # the latest: the caller's own, of the routes before
     if route.path in ("/v1/launch", "/v1/preview"):
         body = {**LAUNCH, "options": {"cluster": "new"}, "request_id": None}
+    if route.path == "/v1/services/preview":
+        body = {**SERVICE, "options": {"cluster": "new"}, "request_id": None}
     return route.method, path, body
 
 
 @pytest.mark.parametrize("who", MATRIX)
 def test_the_matrix(world: World, who: str) -> None:
     # What ends the cluster comes last, so that it is there for all others.
-    for route in sorted(ROUTES, key=lambda route: route.function.__name__ in ("down", "stop", "purge")):
+    for route in sorted(ROUTES, key=lambda route: route.function.__name__ in ("down", "stop", "purge", "end_service")):
         method, path, body = a_request(route)
         answer = world.ask(who, method, path, body)
         expected = MATRIX[who][ACCESS.index(route.access)]
@@ -121,15 +136,19 @@ def test_the_matrix(world: World, who: str) -> None:
             assert "c1" not in answer.text.replace(path, "") or expected != 404 or "'c1'" in answer.text, told
         else:
             assert answer.status_code not in (401, 403, 500), told
-            assert answer.status_code != 404 or "cluster 'c1'" not in answer.text, told
+            assert answer.status_code != 404 or (
+                "cluster 'c1'" not in answer.text and "service 's1'" not in answer.text
+            ), told
 
 
 def test_the_table_has_every_kind_of_route() -> None:
     """A new route says who may call it (there is no default), and one on a cluster needs a right on it."""
     for route in ROUTES:
-        assert ("{cluster}" in route.path) == (route.access in ("view", "use", "manage")), route.path
+        owned = "{cluster}" in route.path or "{service}" in route.path
+        assert owned == (route.access in ("view", "use", "manage")), route.path
         changes = route.method != "GET" and route.function.__name__ not in (
             "preview",
+            "preview_service",
             "files_missing",
             "upload",
             "plan",
@@ -205,7 +224,7 @@ def test_the_audit_log_tells_who_did_what(world: World) -> None:
     assert told == [("mia", "down", "c1", 200), ("eve", "down", "c1", 404)]
     assert entries[0]["token"] and entries[0]["address"]
     by_amy = world.ask("admin", "GET", "/v1/audit?user=amy").json()["entries"]
-    assert {entry["action"] for entry in by_amy} == {"launch", "share"}
+    assert {entry["action"] for entry in by_amy} == {"launch", "share", "apply"}
 
 
 @pytest.mark.parametrize("role", ["admin", "member", "viewer"])

@@ -40,7 +40,17 @@ LAUNCH = msgspec.to_builtins(
         request_id="r",
     )
 )
+SERVICE = {
+    **LAUNCH,
+    "task": {**LAUNCH["task"], "kind": "service", "service": {"port": 8000, "model": {"name": "m"}}},
+    "options": {"cluster": "s1"},
+    "request_id": "s",
+}
 SEEDS: dict[str, Any] = {
+    "ApplyBody": {"request": SERVICE, "canary": None},
+    "ScaleBody": {"min_replicas": 1, "max_replicas": 1},
+    "CanaryBody": {"share": 0.1},
+    "RollbackBody": {"revision": 1},
     "LaunchRequest": LAUNCH,
     "ExecBody": {"task": LAUNCH["task"], "files": []},
     "RunBody": {"command": "true"},
@@ -109,6 +119,7 @@ def request(rng: random.Random) -> tuple[str, str, bytes | None]:
     )  # it goes on for an hour, unless told otherwise
     path = route.path.replace("{cluster}", rng.choice(["c1", "nope", "%00", "a b", "..", "é", "x" * 300]))
     path = path.replace("{job}", rng.choice(["1", "0", "-1", "99999999999999999999", "x", "1.5", "%F0%9F%92%A9"]))
+    path = path.replace("{service}", rng.choice(["s1", "nope", "%00", "a b", "..", "x" * 300]))
     path = path.replace("{user}", rng.choice(["bob", "%2F", "x"]))
     path = path.replace("{project}", rng.choice(["p", "%2F", "x" * 200]))
     path = path.replace("{rehearsal}", rng.choice(["0" * 16, "%00", "x"]))

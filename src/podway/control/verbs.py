@@ -4,7 +4,6 @@ Nothing here waits for a host or a cloud: intent is persisted before anything is
 begun is known. The controllers in `reconcile.py` do the doing.
 """
 
-import hashlib
 import re
 import secrets
 import time
@@ -16,10 +15,11 @@ import msgspec
 from podway import crash
 from podway.control import transitions
 from podway.control.access import Caller, Right, check_cancel, check_project, require, right_on
+from podway.control.agreement import agreement, check_agreed
 from podway.control.capability_check import check_targets, remarks
 from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
-from podway.control.provisioning import begin_attempt, describe
+from podway.control.provisioning import begin_attempt
 from podway.control.records import CapacitySearch, Cluster, ClusterState, Event, Job, JobState, default_name
 from podway.control.store import AlreadyEnded, Stale, Store
 from podway.control.vault import SecretVault
@@ -33,6 +33,9 @@ from podway.task.task import Autostop, Task, without_secrets
 
 JOB_NUMBER = re.compile(r"[0-9]{1,9}")  # more does not fit the column
 NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$")
+
+
+Prefer = Callable[[Choice], Choice]
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +105,8 @@ class Control:
             notes=self._judge(request.task, order.provider, request.files, setup=request.options.setup),
         )
 
-    def launch(self, request: LaunchRequest, caller: Caller) -> Launched:
-        """Make the cluster (or take the one of that name), and queue the task on it."""
+    def launch(self, request: LaunchRequest, caller: Caller, prefer: Prefer | None = None) -> Launched:
+        """Make the cluster (or take the one of that name), and queue the task on it. `prefer`: has a say where it is made."""
         name = self._name(request.options.cluster, caller.user)
         check_project(caller, request.options.project)
         autostop = request.options.autostop or request.task.autostop
@@ -116,14 +119,14 @@ class Control:
                     "name a cluster that is up with -c, or leave creation_policy out",
                     status=409,
                 )
-            cluster = self._create(name, request, caller.user)
+            cluster = self._create(name, request, caller.user, prefer)
         else:
             _check_taken(cluster, caller)
             self._check_isolated(cluster)
             if autostop is not None and autostop != cluster.autostop:
                 require(cluster, caller, Right.MANAGE)
             if not self._sent_before(cluster, request):
-                _check_agreed(request, cluster.order, exists=True)
+                check_agreed(request, cluster.order, exists=True)
             self._judge(request.task, cluster.order.provider, request.files)
             check_fit(cluster, request.task)
             cluster = self._bring_up(cluster)
@@ -174,6 +177,15 @@ class Control:
         job = self._queue(cluster, task, (), user, setup=False, gang=False, request_id=request_id)
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False)
+
+    def check_launch(self, request: LaunchRequest, name: str) -> Choice:
+        """Where a new cluster of that name may be made; refuses what cannot be, before anything is written."""
+        choice = self._choose(request)
+        for provider in dict.fromkeys(one.provider for one in choice.best):
+            self._judge(request.task, provider, request.files)
+        order, _ = take(choice.best)
+        self.provider(order.provider).render(name, order)
+        return choice
 
     # ending
 
@@ -306,13 +318,11 @@ class Control:
             valid_until_s=request.options.valid_until_s,
         )
 
-    def _create(self, name: str, request: LaunchRequest, user: str) -> Cluster:
-        choice = self._choose(request)
+    def _create(self, name: str, request: LaunchRequest, user: str, prefer: Prefer | None) -> Cluster:
+        choice = self.check_launch(request, name)
+        choice = prefer(choice) if prefer is not None else choice
         order, left = take(choice.best)
-        _check_agreed(request, order, exists=False)
-        for provider in dict.fromkeys(one.provider for one in choice.best):
-            self._judge(request.task, provider, request.files)
-        self.provider(order.provider).render(name, order)  # refuse what cannot be rendered before anything is written
+        check_agreed(request, order, exists=False)
         now = time.time()
         cluster = Cluster(
             id=secrets.token_hex(6),
@@ -424,23 +434,6 @@ def _check_taken(cluster: Cluster, caller: Caller) -> None:
     if right_on(cluster, caller) is None:
         raise UserError(f"the name {cluster.name!r} is taken", "use another cluster name (-c)", status=409)
     require(cluster, caller, Right.USE)
-
-
-def agreement(order: Order, *, exists: bool) -> str:
-    """A digest of what a person agrees to: this order, to be created or reused."""
-    return hashlib.sha256(msgspec.json.encode((exists, order))).hexdigest()[:32]
-
-
-def _check_agreed(request: LaunchRequest, order: Order, *, exists: bool) -> None:
-    if request.agreed in (None, agreement(order, exists=exists)):
-        return
-    now = f"the existing cluster {request.options.cluster}, " if exists else ""
-    raise UserError(
-        f"the offer has changed since it was shown: it is now {now}{describe(order)}",
-        "run the command again to see all offers",
-        status=409,
-        code="offer_changed",
-    )
 
 
 def _does_something(task: Task) -> bool:

@@ -38,6 +38,7 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     ttft: LatencySummary = LatencySummary()
     queue: LatencySummary = LatencySummary()  # time before a replica had the request
     failures: dict[Label, Count] = {}  # replica id -> requests it failed
+    open_requests: dict[Label, Count] = {}  # replica id -> requests it has now; also of one that takes no new ones
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -205,18 +205,25 @@ def _listener(connection: socket.socket) -> int:
 
 
 async def start_local_agent(
-    bundle_path: Path, home: Path, address: str, env: Mapping[str, str], *, user: int | None = None
+    bundle_path: Path,
+    home: Path,
+    address: str,
+    env: Mapping[str, str],
+    *,
+    user: int | None = None,
+    network: str | None = None,
 ) -> int:
     """Start the agent of a simulated host, unless it runs already; its pid, once it answers.
 
     An agent of another version is replaced; its jobs go on. `env` is the whole environment of the agent and should hold
-    PODWAY_HOST_ID, the mark `kill_local_host` looks for. `user`: the user id to run as, with a group of the same number.
+    PODWAY_HOST_ID, the mark `kill_local_host` looks for. `user`: the user id to run as, with a group of the same number; `network`:
+    the file of the network namespace to run in.
     """
     link = AgentLink(connect_local(home, user))
     until = time.monotonic() + START_TIMEOUT_S
     try:
         while True:
-            pid = await _start_daemon(bundle_path, home, address, env, user)
+            pid = await _start_daemon(bundle_path, home, address, env, user, network)
             if (await link.call("hello")).fields["version"] == bundle().sha256:
                 return pid
             await link.call("shutdown", keep_jobs=True)
@@ -228,17 +235,27 @@ async def start_local_agent(
 
 
 async def _start_daemon(
-    bundle_path: Path, home: Path, address: str, env: Mapping[str, str], user: int | None = None
+    bundle_path: Path,
+    home: Path,
+    address: str,
+    env: Mapping[str, str],
+    user: int | None = None,
+    network: str | None = None,
 ) -> int:
     """The pid of the agent that serves `home`, started now or before."""
-    command = [sys.executable, "-S", "-E", str(bundle_path), "serve", "--home", str(home)]
+    enter: list[str] = []
+    if network is not None:  # only root enters a network, so the change of user comes after it
+        become = [] if user is None else ["--setuid", str(user), "--setgid", str(user)]
+        enter, user = ["nsenter", f"--net={network}", *become, "--"], None
+    command = [*enter, sys.executable, "-S", "-E", str(bundle_path), "serve", "--home", str(home)]
     process = await asyncio.create_subprocess_exec(
         *[*command, "--address", address, "--daemon"],
         env=dict(env),
         user=user,
         group=user,
         extra_groups=None if user is None else [],
-        start_new_session=user is not None,  # another user's process must not have this one's terminal
+        start_new_session=user is not None
+        or network is not None,  # another user's process must not have this one's terminal
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -200,6 +200,14 @@ class SupportsSelfTeardown(Protocol):
 
 
 @runtime_checkable
+class SupportsOwnNetwork(Protocol):
+    """Hosts that share one machine's ports, and that may have a network of their own instead (`Order.own_network`)."""
+
+    def refuse_own_network(self) -> str | None:
+        """Why they cannot have one here, or None when they can."""
+
+
+@runtime_checkable
 class SupportsShell(Protocol):
     """Hosts that a person can log in to."""
 
@@ -309,6 +317,7 @@ __all__ = [
     "Shell",
     "Step",
     "SupportsListing",
+    "SupportsOwnNetwork",
     "SupportsSelfTeardown",
     "SupportsShell",
     "SupportsStop",

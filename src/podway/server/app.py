@@ -27,6 +27,7 @@ from podway.server import api, openapi
 from podway.server.page import PageServer
 from podway.server.routes import ROUTES
 from podway.server.routing import ApiCall, Route, Services, Stream, read_query
+from podway.server.service_api import ApplyBody
 from podway.server.sessions import COOKIE, CSRF_HEADER, csrf_matches
 
 log = logging.getLogger("podway.server")
@@ -94,8 +95,10 @@ async def _record(services: Services, row: Route, request: Request, status: int)
     caller: Caller = request.state.caller
     body = getattr(request.state, "body", None)
     named = [str(value) for value in request.path_params.values()]
+    if isinstance(body, ApplyBody):
+        body = body.request
     if isinstance(body, LaunchRequest):
-        named.append(body.options.cluster or "")
+        named.append(body.options.cluster or (body.task.service and body.task.name) or "")
     elif isinstance(body, api.TokenBody):
         named.append(body.user)
     entry = AuditEntry(

@@ -129,6 +129,16 @@ class AsyncClient:
     orphans = _call(Client.orphans)
     purge = _call(Client.purge)
 
+    preview_service = _call(Client.preview_service)
+    apply_service = _call(Client.apply_service)
+    services = _call(Client.services)
+    service = _call(Client.service)
+    scale_service = _call(Client.scale_service)
+    set_canary = _call(Client.set_canary)
+    rollback_service = _call(Client.rollback_service)
+    end_service = _call(Client.end_service)
+    service_events = _call(Client.service_events)
+
     gateway_routes = _call(Client.gateway_routes)
     gateway_report = _call(Client.gateway_report)
     usage_by_day = _call(Client.usage_by_day)

@@ -29,12 +29,12 @@ import uvicorn
 
 from podway.control.archive import Archive
 from podway.control.controller import Parts
+from podway.control.driving import Drivers
 from podway.control.housekeeping import keep_tidy
 from podway.control.orphans import OrphanScanner
-from podway.control.reconcile import Reconciler, owner_name
+from podway.control.reconcile import owner_name
 from podway.control.store import open_store, sqlite_url
 from podway.control.vault import SecretVault
-from podway.control.verbs import Control
 from podway.errors import UserError
 from podway.files import write_atomically
 from podway.home import home
@@ -130,20 +130,13 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         cache_dir=str(cache),
         owner=owner_name(),
     )
-    reconciler = Reconciler(parts, notifier.publish)
-    control = Control(
-        store=store,
-        vault=vault,
-        provider=provider.for_people,
-        wake=reconciler.wake,
-        usual=provider.usual,
-        hosts_here=hosts_here,
-    )
+    drivers = Drivers(parts, notifier.publish, provider, hosts_here)
     orphans = OrphanScanner(store, provider)
     tokens = TokenCache(store.people, token, getpass.getuser())
     tokens.reload()
     services = Services(
-        control=control,
+        control=drivers.control,
+        service_verbs=drivers.service_verbs,
         store=store,
         blobs=blobs,
         archive=archive,
@@ -161,7 +154,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     app = Limits(make_app(services), place)
     listener = _listen(options.host, options.port)
     server = uvicorn.Server(_config(app, options.tls_cert, options.tls_key))
-    background = [reconciler.run(), keep_tidy(store, blobs, archive), orphans.keep_scanning(), tokens.keep_fresh()]
+    background = [drivers.run(), keep_tidy(store, blobs, archive), orphans.keep_scanning(), tokens.keep_fresh()]
     if options.host in LOOPBACK:  # a team's gateways run where its clients reach them
         background.append(EmbeddedGateway(place, lambda: bool(store.services.live())).keep())
     async with _background(*background), _beside_tls(app, bool(options.tls_cert)) as inner:

@@ -22,6 +22,8 @@ from podway.control.access import RIGHTS, Access, Caller, check_role
 from podway.control.archive import Archive
 from podway.control.orphans import OrphanScanner
 from podway.control.records import Cluster, Job
+from podway.control.service_records import Service
+from podway.control.service_verbs import ServiceControl
 from podway.control.store import Store
 from podway.control.verbs import Control
 from podway.errors import UserError
@@ -41,6 +43,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     """What the functions work with."""
 
     control: Control
+    service_verbs: ServiceControl
     store: Store
     blobs: BlobStore
     archive: Archive
@@ -66,6 +69,7 @@ class ApiCall(msgspec.Struct, frozen=True, kw_only=True):
     body: Any = None
     request: Request | None = None
     cluster: Cluster | None = None  # of the path, where the caller's right on it was looked up
+    service: Service | None = None  # likewise
 
     def find_cluster(self) -> Cluster:
         """The cluster of the path: the live one of that name, or the latest that had it."""
@@ -75,6 +79,10 @@ class ApiCall(msgspec.Struct, frozen=True, kw_only=True):
         """The cluster and the job of the path."""
         cluster = self.find_cluster()
         return cluster, self.services.control.find_job(cluster, self.path["job"])
+
+    def find_service(self) -> Service:
+        """The service of the path: the live one of that name, or the latest that had it."""
+        return self.service or self.services.service_verbs.find(self.path["service"])
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """A quick read, for functions that run on the loop."""
@@ -107,7 +115,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
         check_role(call.caller, self.access)
         if self.access not in RIGHTS:
             return call
-        control, name, needed = call.services.control, call.path["cluster"], RIGHTS[self.access]
+        needed = RIGHTS[self.access]
+        if "service" in call.path:
+            verbs, which = call.services.service_verbs, call.path["service"]
+            service = await call.in_thread(lambda: verbs.find_for(call.caller, which, needed))
+            return msgspec.structs.replace(call, service=service)
+        control, name = call.services.control, call.path["cluster"]
         cluster = await call.in_thread(lambda: control.find_for(call.caller, name, needed))
         return msgspec.structs.replace(call, cluster=cluster)
 

@@ -9,7 +9,130 @@ import msgspec
 
 from podway.gateway.report import Count, Label, Usage
 from podway.gateway.table import RouteTable
-from podway.server.api import Body, Reply
+from podway.launch_options import LaunchRequest
+from podway.server.api import Body, EventView, PreviewReply, Reply
+
+
+class ApplyBody(Body, frozen=True):
+    """A service to make, or to bring to what the task says; `options.cluster` is its name, where the task's is not."""
+
+    request: LaunchRequest
+    canary: float | None = None  # share of the traffic for the new revision, in place of a rolling update
+
+
+class ScaleBody(Body, frozen=True):
+    """Another range of replicas; the same number twice for a fixed one."""
+
+    min_replicas: int
+    max_replicas: int
+
+
+class CanaryBody(Body, frozen=True):
+    """Another share of the traffic for the canary; null: all of it, by a rolling update."""
+
+    share: float | None = None
+
+
+class RollbackBody(Body, frozen=True):
+    """Back to a revision; null: from the canary, or to the revision before."""
+
+    revision: int | None = None
+
+
+class ReplicaView(Reply, frozen=True):
+    """One replica; it takes traffic while it is READY."""
+
+    number: int
+    revision: int
+    state: str
+    reason: str
+    cluster: str
+    spot: bool
+    zone: str | None
+    infra: str
+    resources: str
+    address: str | None
+    port: int
+    created: float
+    ready_since: float | None
+    ended: float | None
+    hourly_cost: float | None
+    cost: float | None
+
+
+class RevisionView(Reply, frozen=True):
+    """One version of what a service runs."""
+
+    number: int
+    created: float
+    user: str
+
+
+class ServiceView(Reply, frozen=True):
+    """One service, with the replicas it has."""
+
+    id: str
+    name: str
+    user: str
+    state: str
+    reason: str
+    model: str | None
+    url: str | None  # at the gateway that reported last; None while there is none
+    path: str  # of the service at any gateway
+    port: int
+    auth: bool
+    created: float
+    ended: float | None
+    revision: int
+    revisions: list[RevisionView]
+    canary: int | None
+    canary_share: float
+    min_replicas: int
+    max_replicas: int
+    target_replicas: int
+    replicas: list[ReplicaView]
+    rps: float | None  # requests per second lately; None: no gateway reports
+    project: str | None
+    shared_with: dict[str, str]  # person -> view or use
+    hourly_cost: float | None
+    cost: float | None
+
+
+class ServicesReply(Reply, frozen=True):
+    """Services, oldest first."""
+
+    services: list[ServiceView]
+
+
+class ApplyReply(Reply, frozen=True):
+    """The service, and what was done: create, roll, in-place or none."""
+
+    service: ServiceView
+    change: str
+
+
+class DifferenceView(Reply, frozen=True):
+    """One thing that the file says otherwise than the service is; `rolls`: it changes what runs."""
+
+    path: str
+    old: str
+    new: str
+    rolls: bool
+
+
+class ServicePreviewReply(Reply, frozen=True):
+    """What an apply would do: create, roll, in-place or none; and where replicas would be made."""
+
+    name: str
+    change: str
+    differences: list[DifferenceView]
+    launch: PreviewReply | None
+
+
+class ServiceEventsReply(Reply, frozen=True):
+    """History after a point, oldest first; `job` is the number of a replica."""
+
+    events: list[EventView]
 
 
 class RoutesReply(Reply, frozen=True):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from podway.server.urls import query, quote
 
 if TYPE_CHECKING:
     from podway.gateway.report import GatewayReport, Usage
     from podway.gateway.table import RouteTable
+    from podway.launch_options import LaunchRequest
+    from podway.server import service_api
+    from podway.server.api import EventView
     from podway.server.connection import ServerConnection
     from podway.server.service_api import GatewayKeyView
 
@@ -17,6 +23,66 @@ class ServiceCalls:
     """A base of `Client`: see there."""
 
     _connection: ServerConnection
+
+    # services
+
+    def preview_service(self, request: LaunchRequest) -> service_api.ServicePreviewReply:
+        """What `apply_service` would do: the difference to the service there is, and the offers for a new replica."""
+        from podway.server.service_api import ServicePreviewReply  # few commands need it
+
+        self._connection.match_environment()
+        return self._connection.call("POST", "/v1/services/preview", ServicePreviewReply, request)
+
+    def apply_service(self, request: LaunchRequest, *, canary: float | None = None) -> service_api.ApplyReply:
+        """Make a service or update the one of that name; its files have been uploaded. Returns at once."""
+        from podway.server.service_api import ApplyBody, ApplyReply
+
+        request = msgspec.structs.replace(request, request_id=request.request_id or os.urandom(8).hex())
+        self._connection.match_environment()
+        return self._connection.call("POST", "/v1/services", ApplyReply, ApplyBody(request=request, canary=canary))
+
+    def services(self) -> list[service_api.ServiceView]:
+        """Services that exist."""
+        from podway.server.service_api import ServicesReply
+
+        return self._connection.call("GET", "/v1/services", ServicesReply).services
+
+    def service(self, name: str, *, past: bool = False) -> service_api.ServiceView:
+        """One service; with `past`, replicas that ended too."""
+        from podway.server.service_api import ServiceView
+
+        return self._connection.call("GET", f"{_at(name)}?{query({'past': past})}", ServiceView)
+
+    def scale_service(self, name: str, low: int, high: int | None = None) -> service_api.ServiceView:
+        """Keep this many replicas, or a range of them."""
+        from podway.server.service_api import ScaleBody, ServiceView
+
+        body = ScaleBody(min_replicas=low, max_replicas=low if high is None else high)
+        return self._connection.call("POST", f"{_at(name)}/scale", ServiceView, body)
+
+    def set_canary(self, name: str, share: float | None = None) -> service_api.ServiceView:
+        """Give the canary another share of the traffic; None promotes it to all replicas."""
+        from podway.server.service_api import CanaryBody, ServiceView
+
+        return self._connection.call("POST", f"{_at(name)}/canary", ServiceView, CanaryBody(share=share))
+
+    def rollback_service(self, name: str, revision: int | None = None) -> service_api.ServiceView:
+        """Back to a revision; None: from the canary, or to the revision before."""
+        from podway.server.service_api import RollbackBody, ServiceView
+
+        return self._connection.call("POST", f"{_at(name)}/rollback", ServiceView, RollbackBody(revision=revision))
+
+    def end_service(self, name: str) -> service_api.ServiceView:
+        """End a service and delete its replicas; returns at once."""
+        from podway.server.service_api import ServiceView
+
+        return self._connection.call("DELETE", _at(name), ServiceView)
+
+    def service_events(self, name: str, after: int = 0) -> list[EventView]:
+        """A service's history after an event id, oldest first."""
+        from podway.server.service_api import ServiceEventsReply
+
+        return self._connection.call("GET", f"{_at(name)}/events?after={after}", ServiceEventsReply).events
 
     # gateways
 
@@ -73,3 +139,7 @@ class ServiceCalls:
         from podway.server.service_api import GatewayKeysReply
 
         self._connection.call("DELETE", f"/v1/gateway/keys/{quote(key_id)}", GatewayKeysReply)
+
+
+def _at(service: str) -> str:
+    return f"/v1/services/{quote(service)}"

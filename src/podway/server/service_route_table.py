@@ -1,10 +1,99 @@
 """The routes of services and gateways: a part of the table in `routes.py`."""
 
 from podway.gateway.report import GatewayReport
-from podway.server import gateway_routes, service_api
+from podway.launch_options import LaunchRequest
+from podway.server import gateway_routes, service_api, service_routes
 from podway.server.routing import Route
 
+_S = "/v1/services/{service}"
+
 SERVICE_ROUTES: tuple[Route, ...] = (
+    Route(
+        method="POST",
+        path="/v1/services/preview",
+        function=service_routes.preview_service,
+        access="create",
+        summary="Plan a service",
+        body=LaunchRequest,
+        reply=service_api.ServicePreviewReply,
+        slow=True,
+    ),
+    Route(
+        method="POST",
+        path="/v1/services",
+        function=service_routes.apply,
+        access="create",
+        audited=True,
+        summary="Apply a service",
+        body=service_api.ApplyBody,
+        reply=service_api.ApplyReply,
+        slow=True,
+    ),
+    Route(
+        method="GET",
+        path="/v1/services",
+        function=service_routes.services,
+        access="anyone",
+        summary="Services",
+        reply=service_api.ServicesReply,
+    ),
+    Route(
+        method="GET",
+        path=_S,
+        function=service_routes.service,
+        access="view",
+        summary="One service",
+        reply=service_api.ServiceView,
+        query={"past": bool},
+    ),
+    Route(
+        method="DELETE",
+        path=_S,
+        function=service_routes.end_service,
+        access="manage",
+        audited=True,
+        summary="End a service",
+        reply=service_api.ServiceView,
+    ),
+    Route(
+        method="POST",
+        path=f"{_S}/scale",
+        function=service_routes.scale,
+        access="manage",
+        audited=True,
+        summary="Scale a service",
+        body=service_api.ScaleBody,
+        reply=service_api.ServiceView,
+    ),
+    Route(
+        method="POST",
+        path=f"{_S}/canary",
+        function=service_routes.canary,
+        access="manage",
+        audited=True,
+        summary="Change or promote a canary",
+        body=service_api.CanaryBody,
+        reply=service_api.ServiceView,
+    ),
+    Route(
+        method="POST",
+        path=f"{_S}/rollback",
+        function=service_routes.rollback,
+        access="manage",
+        audited=True,
+        summary="Roll a service back",
+        body=service_api.RollbackBody,
+        reply=service_api.ServiceView,
+    ),
+    Route(
+        method="GET",
+        path=f"{_S}/events",
+        function=service_routes.service_events,
+        access="view",
+        summary="History of a service",
+        reply=service_api.ServiceEventsReply,
+        query={"after": int},
+    ),
     Route(
         method="GET",
         path="/v1/gateway/routes",

@@ -132,6 +132,10 @@ class Scaling(TaskPart, frozen=True):
 
     min_replicas: int = 1
     max_replicas: int = 1
+    metric: Literal["rps", "concurrency", "queue_time", "ttft"] = "rps"
+    target: float | None = (
+        None  # of the metric: requests at once for each replica, or seconds; requests/s: `target_qps`
+    )
     target_qps: float | None = None
     target_qps_by_type: dict[str, float] = {}  # accelerator type -> target, where it depends on the slice
     spare_replicas: int = 0  # kept above what the target asks for

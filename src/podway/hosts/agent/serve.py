@@ -23,6 +23,7 @@ from .idle_shutdown import IdleShutdown
 from .jobs import Jobs
 from .packs import FilesError
 from .phase import RequestRefused
+from .probe import probe
 from .runner import BELL
 
 TYPE_CHECKING = False
@@ -77,6 +78,7 @@ class Agent:
             "forget": self._jobs.forget,
             "chips": self._jobs.chips,
             "sweep": self._jobs.sweep,
+            "probe": probe,
             "idle_shutdown": self._set_idle_shutdown,
         }
 

@@ -3,7 +3,7 @@
 A cluster is a directory under the provider's root, and that directory is all the state there is:
 
     NAME/request.json     what was asked for; there from the first instant, so an interrupted submit is seen and finished
-    NAME/subnet           N: host i has the address 127.N.(i // 250).(i % 250 + 1)
+    NAME/subnet           N: host i has the address 127.N.(i // 250).(i % 250 + 1); or one in a network of their own (networks.py)
     NAME/tools/           the commands of Podway's environment, for the hosts (python_environment.py)
     NAME/ready            all agents answered once; written last
     NAME/stopped          the hosts are stopped, their homes kept
@@ -19,6 +19,7 @@ import asyncio
 import hashlib
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import msgspec
@@ -32,9 +33,10 @@ from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink, Connect, connect_local, connect_tcp, kill_local_host, start_local_agent
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
+from podway.providers.local import networks
 from podway.providers.local.environment import furnish_home, host_environment
 from podway.providers.local.isolation import HostUser, check_isolation, choose_user, homes_root, kill_user
-from podway.providers.local.subnets import claim_subnet, host_address, release_subnet
+from podway.providers.local.subnets import claim_subnet, host_address, release_subnet, subnet_of
 from podway.task.task import Resources
 
 MOST_HOSTS = 128  # each host is a Python process; a laptop carries this many, and a 64-host pod is the usual rehearsal
@@ -63,6 +65,7 @@ class LocalProvider:
 
     def __init__(self, root: Path) -> None:
         self.root = root / "local"
+        self._networks = threading.Lock()
         self.owner = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:8]
 
     def offers(self, resources: Resources, slices: int) -> list[Offer]:
@@ -109,6 +112,8 @@ class LocalProvider:
             )
             for rank in range(order.hosts)
         )
+        if order.own_network:
+            steps = (Step(verb="make-network", target=name, body={"hosts": order.hosts}), *steps)
         return Request(provider=self.name, name=name, steps=steps)
 
     async def submit(self, request: Request) -> None:
@@ -118,7 +123,7 @@ class LocalProvider:
         if not (place / "request.json").exists():
             write_atomically(place / "request.json", msgspec.json.encode(request))
         claim_subnet(place)
-        if request.steps[0].read(HostStep).isolated and self._user(request.name) is None:
+        if _host_steps(request)[0].isolated and self._user(request.name) is None:
             check_isolation()
             taken = [user.number for other in self.root.iterdir() if (user := self._user(other.name)) is not None]
             homes = homes_root() / self.owner / request.name
@@ -165,6 +170,9 @@ class LocalProvider:
         user = self._user(name)
         if user is not None:
             await asyncio.to_thread(_remove, Path(user.homes))
+        request = place / "request.json"
+        if (place / "subnet").exists() and request.exists() and _own_network(from_json(request.read_bytes(), Request)):
+            await asyncio.to_thread(networks.remove, subnet_of(place))
         release_subnet(place)
         await asyncio.to_thread(_remove, place)
 
@@ -179,7 +187,7 @@ class LocalProvider:
 
     async def _owned(self, place: Path) -> OwnedResource:
         request = place / "request.json"
-        asked = from_json(request.read_bytes(), Request).steps[0].read(HostStep) if request.exists() else None
+        asked = _host_steps(from_json(request.read_bytes(), Request))[0] if request.exists() else None
         return OwnedResource(
             cluster=place.name,
             owner=self.owner,
@@ -230,17 +238,19 @@ class LocalProvider:
     def _hosts(self, name: str) -> tuple[Host, ...]:
         place, homes = self.root / name, self._homes(name)
         request = from_json((place / "request.json").read_bytes(), Request)
+        own = _own_network(request)
+        number = subnet_of(place)
         return tuple(
             Host(
                 cluster=name,
                 rank=rank,
                 slice=step.slice,
                 worker=step.worker,
-                address=host_address(place, rank),
+                address=networks.address_in(number, rank) if own else host_address(place, rank),
                 home=str(homes / f"host-{rank}"),
                 id=f"{self.owner}/{name}-{rank}",
             )
-            for rank, step in enumerate(one.read(HostStep) for one in request.steps)
+            for rank, step in enumerate(_host_steps(request))
         )
 
     async def _start_agents(self, name: str) -> None:
@@ -260,7 +270,22 @@ class LocalProvider:
         if not (self.root / host.cluster / "request.json").exists():
             raise ProviderError(f"the host {host.id} is gone")
         environment = await asyncio.to_thread(furnish_home, host, user)
-        await start_local_agent(self._bundle(host, user), home, host.address, environment, user=user)
+        network = await asyncio.to_thread(self._network, host.cluster)
+        await start_local_agent(self._bundle(host, user), home, host.address, environment, user=user, network=network)
+
+    def _network(self, name: str) -> str | None:
+        """The cluster's own network, made now if it is not there: one does not survive a restart of the machine."""
+        place = self.root / name
+        request = from_json((place / "request.json").read_bytes(), Request)
+        if not _own_network(request):
+            return None
+        with self._networks:
+            networks.make(subnet_of(place), len(_host_steps(request)))
+        return networks.path_of(subnet_of(place))
+
+    def refuse_own_network(self) -> str | None:
+        """Why no cluster here can have a network of its own, or None."""
+        return networks.refusal()
 
     def _homes(self, name: str) -> Path:
         """Where the homes of the cluster's hosts are."""
@@ -295,6 +320,14 @@ class LocalProvider:
         user = self._number(name)
         if user is not None:
             await asyncio.to_thread(kill_user, user)
+
+
+def _host_steps(request: Request) -> list[HostStep]:
+    return [step.read(HostStep) for step in request.steps if step.verb == "start-host"]
+
+
+def _own_network(request: Request) -> bool:
+    return any(step.verb == "make-network" for step in request.steps)
 
 
 def _remove(path: Path) -> None:

@@ -14,10 +14,14 @@ from podway.files import write_atomically
 SUBNETS = range(16, 250)
 
 
+def subnet_of(place: Path) -> int:
+    """The number that the cluster has claimed."""
+    return int((place / "subnet").read_text())
+
+
 def host_address(place: Path, rank: int) -> str:
-    """The address of one host of the cluster."""
-    subnet = int((place / "subnet").read_text())
-    return f"127.{subnet}.{rank // 250}.{rank % 250 + 1}"
+    """The loopback address of one host of the cluster."""
+    return f"127.{subnet_of(place)}.{rank // 250}.{rank % 250 + 1}"
 
 
 def _registry() -> Path:

@@ -1,0 +1,56 @@
+"""Everything that one server drives: clusters and services, each kind by a `Reconciler`, and the verbs that wake them."""
+
+import asyncio
+from collections.abc import Callable
+
+from podway.control.controller import Controller, Parts
+from podway.control.reconcile import Reconciler
+from podway.control.service_controller import ServiceController
+from podway.control.service_store import ROUTES
+from podway.control.service_verbs import ServiceControl
+from podway.control.verbs import Control
+from podway.providers import HostsHere, ProviderSet
+
+
+class Drivers:
+    """`control` and `service_verbs` are what people ask; `run` does what they asked for."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        publish: Callable[[str], None],
+        providers: ProviderSet,
+        hosts_here: Callable[[], HostsHere],
+    ) -> None:
+        self._publish = publish
+        self.control = Control(
+            store=parts.store,
+            vault=parts.vault,
+            provider=providers.for_people,
+            wake=self._wake,
+            usual=providers.usual,
+            hosts_here=hosts_here,
+        )
+        self.service_verbs = ServiceControl(self.control)
+        store = parts.store
+        self._reconcilers = (
+            Reconciler(store, parts.owner, lambda key: Controller(parts, key), publish, store.clusters_with_events),
+            Reconciler(
+                store.services,
+                parts.owner,
+                lambda key: ServiceController(parts, self.service_verbs, key),
+                self._publish_service,
+            ),
+        )
+
+    def _wake(self, key: str) -> None:
+        for each in self._reconcilers:
+            each.wake(key)
+
+    def _publish_service(self, key: str) -> None:
+        self._publish(key)
+        self._publish(ROUTES)
+
+    async def run(self) -> None:
+        """For as long as the server runs."""
+        await asyncio.gather(*(each.run() for each in self._reconcilers))

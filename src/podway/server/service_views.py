@@ -1,0 +1,100 @@
+"""Records of services -> records of the API."""
+
+import time
+from collections.abc import Iterable
+
+from podway.control.access import Caller, right_on
+from podway.control.autoscale import summarize
+from podway.control.records import Cluster
+from podway.control.route_table import direct_address
+from podway.control.service_records import Replica, Service
+from podway.control.service_verbs import ServicePreview
+from podway.control.store import Store
+from podway.server import views
+from podway.server.service_api import (
+    DifferenceView,
+    ReplicaView,
+    RevisionView,
+    ServicePreviewReply,
+    ServiceView,
+)
+
+RECENT_S = 60.0  # a gateway that has not reported for so long is not shown
+RATE_S = 60.0
+
+
+def service_view(store: Store, service: Service, *, ended: bool = False) -> ServiceView:
+    """With its open replicas, or (`ended`) all that are remembered."""
+    rows, now = store.services, time.time()
+    replicas = [_replica_view(store, one) for one in rows.replicas(service.id, open_only=not ended)]
+    gateway = next((one.url for one in rows.gateways() if one.url and now - one.seen < RECENT_S), None)
+    path = f"/services/{service.name}/"
+    load = summarize(rows.loads(service.name, now - RATE_S), now, RATE_S)
+    spec = service.spec
+    return ServiceView(
+        id=service.id,
+        name=service.name,
+        user=service.user,
+        project=service.project,
+        shared_with={grant.user: grant.right for grant in service.grants},
+        state=service.state.value,
+        reason=service.reason,
+        model=spec.model.name if spec.model else None,
+        url=f"{gateway.rstrip('/')}{path}" if gateway else None,
+        path=path,
+        port=spec.port,
+        auth=spec.auth,
+        created=service.created,
+        ended=service.ended,
+        revision=service.revision,
+        revisions=[RevisionView(number=one.number, created=one.created, user=one.user) for one in service.revisions],
+        canary=service.canary,
+        canary_share=service.canary_share,
+        min_replicas=spec.scaling.min_replicas,
+        max_replicas=spec.scaling.max_replicas,
+        target_replicas=service.memory.target,
+        replicas=replicas,
+        rps=None if load is None else load.rps,
+        hourly_cost=_total(one.hourly_cost for one in replicas if one.ended is None),
+        cost=_total(one.cost for one in replicas),
+    )
+
+
+def _total(parts: Iterable[float | None]) -> float | None:
+    known = [one for one in parts if one is not None]
+    return sum(known) if known else None
+
+
+def _replica_view(store: Store, replica: Replica) -> ReplicaView:
+    cluster: Cluster | None = store.cluster(replica.cluster_id) if replica.cluster_id is not None else None
+    shown = views.cluster_view(cluster, 0) if cluster is not None else None
+    return ReplicaView(
+        number=replica.number,
+        revision=replica.revision,
+        state=replica.state.value,
+        reason=replica.reason,
+        cluster=replica.cluster,
+        spot=cluster.order.spot if cluster is not None else bool(replica.spot),
+        zone=replica.zone,
+        infra=shown.infra if shown else "",
+        resources=shown.resources if shown else "",
+        address=direct_address(replica),
+        port=replica.port,
+        created=replica.created,
+        ready_since=replica.ready_since,
+        ended=replica.ended,
+        hourly_cost=shown.hourly_cost if shown else None,
+        cost=shown.cost if shown else None,
+    )
+
+
+def services_for(store: Store, caller: Caller) -> list[ServiceView]:
+    """Those that the caller may see."""
+    return [service_view(store, one) for one in store.services.live() if right_on(one, caller) is not None]
+
+
+def preview_view(found: ServicePreview) -> ServicePreviewReply:
+    """As it is."""
+    rows = [DifferenceView(path=one.path, old=one.old, new=one.new, rolls=one.rolls) for one in found.differences]
+    launch = views.preview_view(found.launch) if found.launch is not None else None
+    return ServicePreviewReply(name=found.name, change=found.kind, differences=rows, launch=launch)

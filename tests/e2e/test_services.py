@@ -1,0 +1,237 @@
+"""Services on simulated slices, with real processes: replicas come, answer, fail, are replaced, roll, scale and go; kill -9 of the
+server at every named point leaves nothing forgotten."""
+
+import signal
+import urllib.request
+
+import msgspec
+import pytest
+
+from podway import crash
+from podway.gateway.report import GatewayReport, ServiceLoad
+from podway.launch_options import LaunchOptions, LaunchRequest
+from podway.providers.local import networks
+from podway.server.service_api import ReplicaView, ServiceView
+from podway.task.task import Accelerator, Probe, Resources, Scaling, ServiceSpec, Task
+from tests.conftest import wait_until
+from tests.e2e.harness import Podway
+
+needs_networks = pytest.mark.skipif(networks.refusal() is not None, reason=str(networks.refusal()))
+SERVICE_POINTS = [p for p in crash.POINTS if p.startswith("service.")]
+UP_POINTS = [p for p in SERVICE_POINTS if "down" not in p]
+# Answers with its revision's word; /health can be broken by a file in the home.
+PROGRAM = """
+import http.server, os, pathlib
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        broken = pathlib.Path.home() / "broken"
+        self.send_response(500 if broken.exists() and self.path == "/health" else 200)
+        self.end_headers()
+        self.wfile.write(os.environ.get("WORD", "").encode())
+http.server.ThreadingHTTPServer(("", int(os.environ["PODWAY_PORT"])), Handler).serve_forever()
+"""
+FIXED_PORT = PROGRAM.replace('int(os.environ["PODWAY_PORT"])', "18080")
+
+
+def answer(replica: ReplicaView) -> str:
+    with urllib.request.urlopen(f"http://{replica.address}/", timeout=10) as reply:
+        return str(reply.read().decode())
+
+
+def spec(low: int = 1, high: int | None = None, **changes: object) -> ServiceSpec:
+    scaling = Scaling(min_replicas=low, max_replicas=low if high is None else high, target_qps=1.0)
+    probe = Probe(path="/health", interval_s=0.5, timeout_s=5, initial_delay_s=120)
+    plain = ServiceSpec(port=18080, probes=(probe,), scaling=scaling, auth=False)
+    return msgspec.structs.replace(plain, **changes)
+
+
+def request(name: str = "web", *, word: str = "one", run: str = PROGRAM, **changes: object) -> LaunchRequest:
+    task = Task(
+        name=name,
+        kind="service",
+        run=f"exec python3 -c '{run}'",
+        env={"WORD": word},
+        resources=(Resources(accelerator=Accelerator(type="v5litepod-1")),),
+        service=spec(**changes),  # type: ignore[arg-type]
+        stop_duration_s=5,
+    )
+    return LaunchRequest(task=task, options=LaunchOptions(provider="local"))
+
+
+def ready(pod: Podway, count: int, revision: int | None = None, name: str = "web", seconds: float = 60) -> ServiceView:
+    def there() -> bool:
+        found = [one for one in pod.client.service(name).replicas if one.state == "READY"]
+        return len(found) == count and (revision is None or {one.revision for one in found} <= {revision})
+
+    wait_until(there, seconds, f"{count} ready replicas")
+    return pod.client.service(name)
+
+
+def alive(pod: Podway) -> list[ReplicaView]:
+    return [one for one in pod.client.service("web").replicas if one.state not in ("SHUTTING_DOWN", "DRAINING")]
+
+
+def ended(pod: Podway, name: str = "web") -> None:
+    """Take it down, and check that nothing of it lives."""
+    pod.client.end_service(name)
+    wait_until(lambda: pod.client.service(name).state == "GONE", 90, "the end of the service")
+    wait_until(lambda: pod.client.clusters() == [], 30, "the end of its clusters")
+    assert pod.host_processes() == []
+
+
+def test_one_replica_from_apply_to_the_end(pod: Podway) -> None:
+    pod.start()
+    shown = pod.client.preview_service(request())
+    assert shown.change == "create" and shown.launch is not None and shown.launch.offers
+    assert pod.client.apply_service(request()).change == "create"
+    found = ready(pod, 1)
+    assert (found.state, found.revision, found.replicas[0].cluster) == ("READY", 1, "web-1")
+    routed = pod.client.gateway_routes().services[0]
+    assert [one.id for one in routed.backends] == ["web-1"] and not routed.auth
+    assert pod.client.apply_service(request()).change == "none"
+    (pod.home / "local" / "web-1" / "host-0" / "broken").touch()
+    wait_until(lambda: alive(pod)[0].state == "NOT_READY", 60, "the failed probe")
+    assert pod.client.gateway_routes().services[0].backends == ()
+    assert "/health answered 500" in alive(pod)[0].reason
+    (pod.home / "local" / "web-1" / "host-0" / "broken").unlink()
+    ready(pod, 1)
+    texts = [event.text for event in pod.client.service_events("web")]
+    assert "created" in texts and "replica 1 is READY" in texts
+    ended(pod)
+
+
+def test_a_killed_replica_is_replaced(pod: Podway) -> None:
+    pod.start()
+    pod.client.apply_service(request())
+    ready(pod, 1)
+    pod.kill_all_in(pod.home / "local" / "web-1")
+    wait_until(lambda: any(one.number == 2 and one.state == "READY" for one in alive(pod)), 120, "the second replica")
+    past = pod.client.service("web", past=True).replicas
+    assert past[0].number == 1 and past[0].state in ("FAILED", "SHUTTING_DOWN")
+    ended(pod)
+
+
+def test_a_program_that_cannot_start_is_given_up_in_words(pod: Podway) -> None:
+    pod.start()
+    pod.client.apply_service(request(run="import sys; sys.exit(3)"))
+    wait_until(lambda: pod.client.service("web").state == "FAILED", 240, "the failure")
+    assert "exited with code 3" in pod.client.service("web").reason
+    wait_until(lambda: pod.client.clusters() == [], 60, "the end of its clusters")
+    pod.client.apply_service(request())  # a repaired one is tried again
+    ready(pod, 1)
+    ended(pod)
+
+
+@pytest.mark.parametrize("point", UP_POINTS)
+def test_killed_while_coming_up(pod: Podway, point: str) -> None:
+    """The next server finds or finishes what was begun: one service, one replica, one cluster, one job."""
+    pod.start(crash_at=point)
+    pod.client.apply_service(request())
+    wait_until(lambda: pod.child.poll() is not None, 60, "the crash")
+    assert pod.child.returncode == -signal.SIGKILL
+    found = ready(pod, 1)
+    assert [one.number for one in found.replicas] == [1]
+    assert [one.name for one in pod.client.clusters()] == ["web-1"]
+    assert [job.number for job in pod.client.jobs("web-1")] == [1]
+    ended(pod)
+
+
+@pytest.mark.parametrize("point", [p for p in SERVICE_POINTS if p not in UP_POINTS])
+def test_killed_while_going_down(pod: Podway, point: str) -> None:
+    pod.start(crash_at=point)
+    pod.client.apply_service(request())
+    ready(pod, 1)
+    pod.client.end_service("web")
+    wait_until(lambda: pod.child.poll() is not None, 60, "the crash")
+    ended_by_itself(pod)
+
+
+def ended_by_itself(pod: Podway) -> None:
+    wait_until(lambda: pod.client.service("web").state == "GONE", 90, "the end of the service")
+    assert pod.client.clusters() == [] and pod.host_processes() == []
+
+
+@needs_networks
+def test_two_replicas_roll_without_a_gap_and_scale(pod: Podway) -> None:
+    """Both listen on the same fixed port; a server killed in the middle of the roll changes nothing."""
+    pod.start()
+    pod.client.apply_service(request(low=2, run=FIXED_PORT))
+    first = ready(pod, 2)
+    assert [answer(one) for one in first.replicas] == ["one", "one"]
+    changed = request(low=2, run=FIXED_PORT, word="two")
+    shown = pod.client.preview_service(changed)
+    assert shown.change == "roll" and [one.path for one in shown.differences] == ["env.WORD"]
+    assert pod.client.apply_service(changed).change == "roll"
+    wait_until(lambda: any(one.revision == 2 for one in pod.client.service("web").replicas), 60, "the roll")
+    pod.kill_server()
+    pod.start()
+    fewest = len(pod.client.gateway_routes().services[0].backends)
+    while any(one.revision == 1 for one in pod.client.service("web").replicas):
+        fewest = min(fewest, len(pod.client.gateway_routes().services[0].backends))
+    assert fewest == 2
+    rolled = ready(pod, 2, revision=2)
+    assert {answer(one) for one in rolled.replicas} == {"two"}
+    assert pod.client.apply_service(request(low=1, run=FIXED_PORT, word="two")).change == "in-place"
+    ready(pod, 1, revision=2)
+    pod.client.scale_service("web", 3)
+    assert ready(pod, 3).revision == 2
+    pod.client.rollback_service("web")
+    wait_until(lambda: pod.client.service("web").revision == 1, 10, "the way back")
+    pod.client.end_service("web")  # deleted while it rolls back
+    ended(pod)
+
+
+@needs_networks
+def test_a_canary_gets_its_share_and_is_promoted(pod: Podway) -> None:
+    pod.start()
+    pod.client.apply_service(request())
+    ready(pod, 1)
+    pod.client.apply_service(request(word="two"), canary=0.25)
+    found = ready(pod, 2)
+    assert (found.revision, found.canary) == (1, 2)
+    backends = pod.client.gateway_routes().services[0].backends
+    share = {one.revision: one.weight for one in backends}
+    assert share[2] / sum(share.values()) == pytest.approx(0.25, abs=0.001)
+    pod.client.set_canary("web")
+    promoted = ready(pod, 1, revision=2)
+    assert promoted.canary is None
+    ended(pod)
+
+
+def test_from_zero_and_back(pod: Podway) -> None:
+    """A request that a gateway holds brings the first replica; without load it goes again."""
+    pod.start()
+    changed = request(low=0, high=2)
+    scaling = Scaling(min_replicas=0, max_replicas=2, target_qps=1.0, window_s=2, up_delay_s=1, down_delay_s=2)
+    spec = msgspec.structs.replace(changed.task.service, scaling=scaling)
+    task = msgspec.structs.replace(changed.task, service=spec)
+    pod.client.apply_service(msgspec.structs.replace(changed, task=task))
+    wait_until(lambda: pod.client.service("web").state == "NO_REPLICA", 60, "the state")
+    assert pod.client.clusters() == [] and pod.client.gateway_routes().services[0].hold_s > 0
+    sequence = report(pod, 0, waiting=1)
+    ready(pod, 1)
+
+    def gone() -> bool:
+        nonlocal sequence
+        sequence = report(pod, sequence)
+        return pod.client.service("web").state == "NO_REPLICA" and pod.client.clusters() == []
+
+    wait_until(gone, 90, "the end of the last replica")
+    ended(pod)
+
+
+def report(pod: Podway, sequence: int, waiting: int = 0) -> int:
+    load = ServiceLoad(service="web", window_s=0.5, waiting=waiting)
+    pod.client.gateway_report(GatewayReport(gateway="g", sequence=sequence + 1, services=(load,)))
+    return sequence + 1
+
+
+def test_a_probe_that_hangs_is_a_failure(pod: Podway) -> None:
+    """The program accepts connections and never answers: it is not ready, and ends within its time."""
+    pod.start()
+    silent = 'import socket, time, os; s = socket.create_server(("", int(os.environ["PODWAY_PORT"]))); time.sleep(1000)'
+    probe = Probe(path="/", timeout_s=1, interval_s=1, initial_delay_s=6)
+    pod.client.apply_service(request(run=silent, probes=(probe,)))
+    wait_until(lambda: "no answer within 1 s" in str(pod.client.service("web").replicas), 60, "the failed probe")
+    wait_until(lambda: "replica 1 is FAILED" in str(pod.client.service_events("web")), 90, "the end of the replica")
+    ended(pod)
