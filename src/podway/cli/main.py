@@ -82,6 +82,13 @@ def _invoke(arguments: list[str]) -> int:
         for one in (error, *error.others):
             _show_error(one.what, one.hint)
         return FAILED
+    except OSError as error:
+        from podway.home import unwritable  # only a full disk needs it
+
+        if isinstance(error, BrokenPipeError) or (refusal := unwritable(error)) is None:
+            raise
+        _show_error(refusal.what, refusal.hint)
+        return FAILED
     except ModuleNotFoundError as error:
         from podway.extras import explain  # only an incomplete installation needs it
 

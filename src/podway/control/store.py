@@ -10,6 +10,7 @@ asleep too long finds out before it does harm. There are two ways to write:
 Reads never take SQLite's write lock. Methods are synchronous and short; async callers go through a thread.
 """
 
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,9 @@ class AlreadyEnded(Stale):
     """The job has ended, and an ended job never changes."""
 
 
+_NOT_WRITTEN = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
+
+
 def open_store(url: str) -> "Store":
     """A store at a database URL (`sqlite:///path` or `postgresql://...`), its tables made when they are not there."""
     if url.startswith("postgresql://"):
@@ -60,6 +64,12 @@ def open_store(url: str) -> "Store":
             f"cannot open the database {_safe(url)}: {reason}", "check the URL and that the database runs"
         ) from None
     return Store(engine)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a write failed because the database's disk is full or read-only."""
+    cause = getattr(error, "orig", None)
+    return isinstance(cause, sqlite3.OperationalError) and cause.sqlite_errorcode & 0xFF in _NOT_WRITTEN
 
 
 def _safe(url: str) -> str:

@@ -20,8 +20,10 @@ from starlette.routing import Route as StarletteRoute
 
 from podway.control.access import Caller
 from podway.control.people import AuditEntry, token_digest
+from podway.control.store import is_full
 from podway.decoding import json_decoder
 from podway.errors import ProviderError, UserError
+from podway.home import unwritable
 from podway.launch_options import LaunchRequest
 from podway.server import api, openapi
 from podway.server.page import PageServer
@@ -110,7 +112,12 @@ async def _record(services: Services, row: Route, request: Request, status: int)
         target=" ".join(named)[:200],
         status=status,
     )
-    await asyncio.get_running_loop().run_in_executor(services.quick, services.store.people.record, entry)
+    try:
+        await asyncio.get_running_loop().run_in_executor(services.quick, services.store.people.record, entry)
+    except Exception as error:  # what was done is done, and the answer says so; the log has what the database has not
+        if _why_unwritten(error) is None:
+            raise
+        log.error("not in the audit log, which cannot be written: %s", entry)
 
 
 def _guarded(answer: Endpoint) -> Endpoint:
@@ -127,11 +134,22 @@ def _guarded(answer: Endpoint) -> Endpoint:
             return _error(503, str(error), "try again in a moment", "provider_failed")
         except ClientDisconnect:
             return Response(status_code=400)
-        except Exception:
+        except Exception as error:
+            if (refusal := _why_unwritten(error)) is not None:
+                log.warning("%s %s: %s", request.method, request.url.path, refusal.what)
+                return _error(refusal.status, refusal.what, refusal.hint)
             log.exception("%s %s", request.method, request.url.path)
             return _error(500, "Podway itself failed", "the server's log tells more: podway server logs")
 
     return endpoint
+
+
+def _why_unwritten(error: Exception) -> UserError | None:
+    """What a full or read-only disk of the server means to a person; None for other errors."""
+    if isinstance(error, OSError):
+        return unwritable(error)
+    what = "the server cannot write to its database: its disk is full or read-only"
+    return UserError(what, "ask its administrator to make room", status=507) if is_full(error) else None
 
 
 async def _read(request: Request) -> bytes:

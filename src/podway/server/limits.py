@@ -28,6 +28,7 @@ BODY_START_S, BODY_RATE = 60.0, 4096  # a body may take this long, and a second 
 AT_ONCE_PER_ADDRESS, AT_ONCE_PER_USER = 1024, 4096
 UPLOADS_A_DAY = 1 << 40
 KEPT_FREE = 1 << 30  # of the disk that uploads go to
+SMALL_BODY = 64 << 10  # a request and not an upload: who is out of room must be able to cancel jobs
 DAY_S = 24 * 3600.0
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -91,7 +92,7 @@ class Limits:
         except UserError as error:
             await _refuse(send, error)
             return
-        body = _TimedBody(receive, lambda size: self._count(user, size))
+        body = _TimedBody(receive, lambda size, received: self._count(user, size, received))
 
         async def closing(message: Message) -> None:
             """What is left of a body that was refused is not read: the connection ends with the answer."""
@@ -128,7 +129,8 @@ class Limits:
         self._running.update(keys)
         return user, keys
 
-    def _count(self, user: str, size: int) -> None:
+    def _count(self, user: str, size: int, received: int) -> None:
+        """`size` bytes more of a body of which so many have come."""
         now = time.monotonic()
         if now - self._day > DAY_S:
             self._day = now
@@ -137,14 +139,14 @@ class Limits:
         if size and self._uploaded[user] > self._uploads_a_day:
             what = f"more than {format_bytes(self._uploads_a_day)} were uploaded in a day"
             raise UserError(what, "wait a day, or put data into a bucket", status=413)
-        if size and shutil.disk_usage(self._uploads).free < KEPT_FREE:
+        if received > SMALL_BODY and shutil.disk_usage(self._uploads).free < KEPT_FREE:
             raise UserError("the server's disk is full", "ask its administrator to make room", status=507)
 
 
 class _TimedBody:
     """A request's body on its way in: it may neither stop nor trickle, and its bytes are counted."""
 
-    def __init__(self, receive: Receive, count: Callable[[int], None]) -> None:
+    def __init__(self, receive: Receive, count: Callable[[int, int], None]) -> None:
         self._receive, self._count = receive, count
         self._begun, self._received, self._ended = time.monotonic(), 0, False
         self.refused = False
@@ -170,7 +172,7 @@ class _TimedBody:
         self._ended = message["type"] != "http.request" or not message.get("more_body", False)
         if not self._ended and time.monotonic() - self._begun > BODY_START_S + self._received / BODY_RATE:
             raise UserError("the request comes too slowly", "send it over a faster connection", status=408)
-        self._count(size)
+        self._count(size, self._received)
         return message
 
 

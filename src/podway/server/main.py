@@ -37,7 +37,7 @@ from podway.control.store import open_store, sqlite_url
 from podway.control.vault import SecretVault
 from podway.errors import UserError
 from podway.files import write_atomically
-from podway.home import home
+from podway.home import home, unwritable
 from podway.hosts.blobs import BlobStore
 from podway.provider_table import provider_environment
 from podway.providers import HostsHere, ProviderSet
@@ -65,7 +65,18 @@ REFUSED = 2  # the exit code of a server that cannot run as it is asked to; 1: a
 def main(argv: list[str] | None = None) -> int:
     """Run until told to stop."""
     options = _options(argv)
-    place = home()
+    try:
+        return _run(options, home())
+    except (UserError, OSError) as error:
+        refusal = error if isinstance(error, UserError) else unwritable(error)
+        if refusal is None:
+            raise
+        log.error("%s", refusal)
+        print(f"Error: {refusal}", file=sys.stderr)
+        return REFUSED
+
+
+def _run(options: argparse.Namespace, place: Path) -> int:
     lock = open(place / "server.lock", "a+")  # noqa: SIM115 - held for the life of the process
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,12 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     # Each host is a socket or two, and a shell gives a program 1,024 files unless it asks for more.
     soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(most, 65536)), most))
-    try:
-        asyncio.run(_serve(place, options))
-    except UserError as error:
-        log.error("%s", error)
-        print(f"Error: {error}", file=sys.stderr)
-        return REFUSED
+    asyncio.run(_serve(place, options))
     return 0
 
 

@@ -9,10 +9,12 @@ import time
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from podway.errors import UserError
+from podway.home import unwritable
 
 START_TIMEOUT_S = 30.0
 
@@ -28,7 +30,7 @@ def start_server(place: Path, keep: Mapping[str, Mapping[str, str | None]] | Non
         for name, value in variables.items():
             environment.pop(name, None)
             environment |= {name: value} if value is not None else {}
-    with open(place / "server.out", "ab") as out:
+    with _open(place / "server.out") as out:
         said_before = out.tell()
         child = subprocess.Popen(
             [sys.executable, "-m", "podway.server.main", "--started-by-command"],
@@ -49,6 +51,13 @@ def start_server(place: Path, keep: Mapping[str, Mapping[str, str | None]] | Non
             return  # another command started it a moment ago
         time.sleep(0.02)
     raise _why_not(place, said_before)
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("ab")
+    except OSError as error:
+        raise unwritable(error) or error from None
 
 
 def _why_not(place: Path, said_before: int) -> UserError:
