@@ -48,7 +48,7 @@ def test_scores_equal_those_of_transformers(family: str) -> None:
     assert best.tolist() == wanted.argmax(axis=1).tolist(), "the greedy choice after every prefix"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "phi3-long"])  # see make_generate.py
 def test_greedy_answers_are_those_of_generate(family: str) -> None:
     """All prompts at once, more than there are slots: in pieces, in steps of several tokens, with stops."""
     cases = json.loads((ANSWERS / f"{family}.json").read_text())

@@ -83,6 +83,7 @@ class Compute:
     gather: Gather | None = None
     project: Project = contract
     widen: Widen = plain_weights  # a stack of experts as it is multiplied
+    longest: int | None = None  # positions are below this; None: below the model's `max_position`
 
 
 class Output(NamedTuple):
@@ -187,7 +188,7 @@ def run_layers(
     counted_BS: jax.Array | None = None,
 ) -> tuple[jax.Array, Carry, jax.Array]:
     """All layers, by scan or written out: (x, carry, usage of the experts by the counted tokens, see `Routing`)."""
-    turn = _rotation(shape, positions_BS)
+    turn = _rotation(shape, positions_BS, compute.longest or shape.max_position)
     gather = _gatherer(shape, compute)
     windowed = jnp.asarray([window is not None for window in shape.layer_windows])
 
@@ -345,14 +346,20 @@ def rms_norm(x: jax.Array, weight: jax.Array, norm: Norm) -> jax.Array:
     return (wide * scale).astype(x.dtype)
 
 
-def _rotation(shape: ModelShape, positions_BS: jax.Array) -> Turn:
+def _rotation(shape: ModelShape, positions_BS: jax.Array, longest: int) -> Turn:
     """How queries and keys are turned: by one set of angles, or by one for each kind of layer."""
-    if shape.rope is None:
+    kind = shape.rope
+    if kind is None:
         return lambda x, windowed: x
-    everywhere = rope.angles(positions_BS, rope.frequencies(shape.rope, shape.d_head, local=False))
-    if shape.rope.local_theta is None:
+
+    def angles(local: bool) -> rope.Angles:
+        freqs = rope.frequencies(kind, shape.d_head, local=local, longest=longest)
+        return rope.angles(positions_BS, freqs, rope.magnitude(kind, local=local))
+
+    everywhere = angles(local=False)
+    if kind.local_theta is None:
         return lambda x, windowed: rope.rotate(x, everywhere)
-    local = rope.angles(positions_BS, rope.frequencies(shape.rope, shape.d_head, local=True))
+    local = angles(local=True)
 
     def turn(x: jax.Array, windowed: jax.Array) -> jax.Array:
         cos, sin = (jnp.where(windowed, near, far) for near, far in zip(local, everywhere, strict=True))

@@ -90,7 +90,8 @@ def _config(shape: ModelShape, source: Path | None, dtype: DTypeLike | None) -> 
     same = bool(config) and "text_config" not in config and shape_from_hf(config) == shape
     if not same:
         config = {key: config[key] for key in _KEPT_KEYS if key in config} | shape_to_hf(shape)
-    config.pop("dtype", None)
+    for of_the_source in ("dtype", "quantization_config"):
+        config.pop(of_the_source, None)
     return config | {"torch_dtype": np.dtype(dtype).name}
 
 
@@ -106,7 +107,8 @@ def _leaf(tree: Tree, param: Param) -> jax.Array:
 def _files(tree: Tree, shape: ModelShape, dtype: DTypeLike | None, max_file_bytes: int) -> dict[str, list[_Tensor]]:
     groups: list[list[_Tensor]] = [[]]
     for tensor in _tensors(tree, shape, dtype):
-        if groups[-1] and sum(t.bytes for t in groups[-1]) + tensor.bytes > max_file_bytes:
+        last = groups[-1]
+        if last and last[-1].name != tensor.name and sum(t.bytes for t in last) + tensor.bytes > max_file_bytes:
             groups.append([])
         groups[-1].append(tensor)
     if len(groups) == 1:
@@ -133,9 +135,13 @@ def _write(path: Path | None, tensors: list[_Tensor], tree: Tree) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for tensor in tensors:
-        dims, span = list(tensor.param.hf_dims), [at, at + tensor.bytes]
-        header[tensor.name] = {"dtype": _CODES[tensor.dtype.name], "shape": dims, "data_offsets": span}
-        at = span[1]
+        rows, *columns = tensor.param.hf_dims
+        begin, at = at, at + tensor.bytes
+        if tensor.param.rows:  # it shares a tensor with those beside it, whose rows lie one after the other
+            rows = tensor.param.rows[1]
+            begin -= tensor.bytes // tensor.param.hf_dims[0] * tensor.param.rows[0]
+        span = [begin, at]
+        header[tensor.name] = {"dtype": _CODES[tensor.dtype.name], "shape": [rows, *columns], "data_offsets": span}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data starts at a multiple of 8
     if path is None:

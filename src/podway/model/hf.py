@@ -10,7 +10,6 @@ Writing: the older spelling, which every reader still knows. `shape_from_hf(shap
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,20 @@ import msgspec
 
 from podway.decoding import from_plain
 from podway.errors import UserError
+from podway.model.hf_keys import Config, ConfigKeys, Keys
+from podway.model.hf_rope import read_rope, rope_words
 from podway.model.shape import (
     Activation,
     Attention,
     Embedding,
     Experts,
     Family,
-    LinearScaling,
-    Llama3Scaling,
     ModelShape,
     Norm,
     Record,
     Rope,
+    YarnScaling,
 )
-
-Config = Mapping[str, Any]
-ConfigKeys = dict[str, Any]
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu-gated", "gelu_pytorch_tanh": "gelu-gated"}
 
@@ -49,6 +46,7 @@ def _row(family: Family, model_type: str, heads: int, kv_heads: int | None, **ot
         "hidden_size": None, "intermediate_size": None, "num_hidden_layers": None, "head_dim": None,
         "vocab_size": 32_000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "hidden_act": "silu",
         "tie_word_embeddings": False, "rope_theta": 10_000.0, "rope_scaling": None, "rope_parameters": None,
+        "partial_rotary_factor": 1.0,
     }  # fmt: skip
     return _Architecture(
         family=family,
@@ -60,7 +58,6 @@ def _row(family: Family, model_type: str, heads: int, kv_heads: int | None, **ot
 # Keys that would make another function of the weights; any other value is refused.
 _MUST_BE: ConfigKeys = {
     "mlp_bias": False,
-    "partial_rotary_factor": 1,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "use_bidirectional_attention": False,
@@ -98,6 +95,10 @@ _ARCHITECTURES: dict[str, _Architecture] = {
     "Qwen3MoeForCausalLM": _row(
         "qwen3-moe", "qwen3_moe", 32, 4, **_QWEN, attention_bias=False, num_experts=128, num_experts_per_tok=8,
         moe_intermediate_size=768, norm_topk_prob=False, router_aux_loss_coef=0.001,
+    ),
+    "Phi3ForCausalLM": _row(
+        "phi3", "phi3", 32, None, vocab_size=32_064, max_position_embeddings=4096, rms_norm_eps=1e-5,
+        original_max_position_embeddings=4096, sliding_window=None, attention_bias=False,
     ),
     "Gemma2ForCausalLM": _row(
         "gemma2", "gemma2", 8, 4,
@@ -142,13 +143,13 @@ def shape_from_hf(config: Config) -> ModelShape:
     text: Config = nested if isinstance(nested, dict) else config
     row = _ARCHITECTURES[name]
     _refuse_what_changes_the_model(text)
-    keys = _Keys({key: value for key, value in text.items() if key in row.defaults}, row.defaults)
+    keys = Keys({key: value for key, value in text.items() if key in row.defaults}, row.defaults)
     d_model, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
     if keys.get("head_dim") is None and d_model % heads:
         raise UserError(
             f"config.json: hidden_size {d_model} is not a multiple of num_attention_heads {heads}", "set head_dim"
         )
-    gemma = row.family in ("gemma2", "gemma3")
+    gemma, rope = row.family in ("gemma2", "gemma3"), read_rope(keys, row.family)
     return ModelShape(
         family=row.family,
         layers=keys.whole("num_hidden_layers"),
@@ -158,11 +159,11 @@ def shape_from_hf(config: Config) -> ModelShape:
         d_head=d_model // heads if keys.get("head_dim") is None else keys.whole("head_dim"),
         d_ff=keys.whole("intermediate_size"),
         vocab=keys.whole("vocab_size"),
-        max_position=keys.whole("max_position_embeddings"),
+        max_position=_max_position(keys, rope),
         activation=_activation(keys, gemma),
         block="sandwich" if gemma else "sequential",
         norm=Norm(eps=keys.number("rms_norm_eps"), plus_one=gemma),
-        rope=_rope(keys, row.family),
+        rope=rope,
         attention=_attention(keys, row.family),
         embedding=Embedding(
             tied=keys.flag("tie_word_embeddings"),
@@ -171,6 +172,12 @@ def shape_from_hf(config: Config) -> ModelShape:
         ),
         experts=_experts(keys, row.family),
     )
+
+
+def _max_position(keys: Keys, rope: Rope) -> int:
+    """What the file says, or what YaRN makes of the original context: people add it to a file and leave the rest as it was."""
+    said, scaling = keys.whole("max_position_embeddings"), rope.scaling
+    return max(said, int(scaling.factor * scaling.original_max_position)) if isinstance(scaling, YarnScaling) else said
 
 
 def _architecture_name(config: Config) -> str:
@@ -187,53 +194,6 @@ def _architecture_name(config: Config) -> str:
     return name
 
 
-class _Keys:
-    """A config.json with the defaults of its architecture; every read says which key was wrong."""
-
-    def __init__(self, config: Config, defaults: Config) -> None:
-        self.config = config
-        self.defaults = defaults
-
-    def get(self, key: str) -> Any:
-        if key in self.config:
-            return self.config[key]
-        return self.defaults.get(key)
-
-    def whole(self, key: str) -> int:
-        value = self.get(key)
-        most = 10_000 if key == "num_hidden_layers" else 2**40
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < most:
-            raise self._wrong(key, value, f"a whole number between 1 and {most - 1}")
-        return value
-
-    def number(self, key: str) -> float:
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise self._wrong(key, value, "a number above 0")
-        return float(value)
-
-    def optional_number(self, key: str) -> float | None:
-        return None if self.get(key) is None else self.number(key)
-
-    def flag(self, key: str) -> bool:
-        value = self.get(key)
-        if not isinstance(value, bool):
-            raise self._wrong(key, value, "true or false")
-        return value
-
-    def part(self, key: str) -> Config:
-        """A nested object; nothing or null is an empty one."""
-        value = self.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise self._wrong(key, value, "an object")
-        return value or {}
-
-    def _wrong(self, key: str, value: object, want: str) -> UserError:
-        if key not in self.config and value is None:
-            return UserError(f"config.json: {key!r} is missing", f"it must be {want}")
-        return UserError(f"config.json: {key!r} is {value!r}", f"it must be {want}")
-
-
 def _refuse_what_changes_the_model(config: Config) -> None:
     for key, plain in _MUST_BE.items():
         if config.get(key) not in (plain, None):
@@ -243,7 +203,7 @@ def _refuse_what_changes_the_model(config: Config) -> None:
             )
 
 
-def _activation(keys: _Keys, gemma: bool) -> Activation:
+def _activation(keys: Keys, gemma: bool) -> Activation:
     # Early Gemma files say hidden_act "gelu" and mean the tanh form, which hidden_activation spells out.
     word = keys.get("hidden_activation") if gemma and keys.get("hidden_activation") else keys.get("hidden_act")
     word = "gelu_pytorch_tanh" if gemma and word == "gelu" else word
@@ -252,41 +212,7 @@ def _activation(keys: _Keys, gemma: bool) -> Activation:
     return _ACTIVATIONS[word]
 
 
-def _rope(keys: _Keys, family: Family) -> Rope:
-    parameters = keys.part("rope_parameters")
-    by_kind = "full_attention" in parameters or "sliding_attention" in parameters
-    everywhere = _Keys(parameters, {}).part("full_attention") if by_kind else parameters
-    local = _Keys(parameters, {}).part("sliding_attention") if by_kind else {}
-    if _scaling(local) is not None:
-        raise UserError("config.json: scaled rope on sliding layers is not supported", "set their rope_type to default")
-    local_theta = None
-    if family == "gemma3":
-        local_theta = _Keys(local, {"rope_theta": keys.number("rope_local_base_freq")}).number("rope_theta")
-    return Rope(
-        theta=_Keys(everywhere, {"rope_theta": keys.get("rope_theta")}).number("rope_theta"),
-        local_theta=local_theta,
-        scaling=_scaling(everywhere or keys.part("rope_scaling")),
-    )
-
-
-def _scaling(rope: Config) -> LinearScaling | Llama3Scaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    keys = _Keys(rope, {})
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return LinearScaling(factor=keys.number("factor"))
-    if kind == "llama3":
-        return Llama3Scaling(
-            factor=keys.number("factor"),
-            low_freq_factor=keys.number("low_freq_factor"),
-            high_freq_factor=keys.number("high_freq_factor"),
-            original_max_position=keys.whole("original_max_position_embeddings"),
-        )
-    raise UserError(f"config.json: rope scaling {kind!r} is not supported", "known: default, linear, llama3")
-
-
-def _attention(keys: _Keys, family: Family) -> Attention:
+def _attention(keys: Keys, family: Family) -> Attention:
     bias = keys.get("attention_bias") is not None and keys.flag("attention_bias")
     windowed = _windowed(keys, family)
     return Attention(
@@ -300,7 +226,7 @@ def _attention(keys: _Keys, family: Family) -> Attention:
     )
 
 
-def _windowed(keys: _Keys, family: Family) -> tuple[bool, ...]:
+def _windowed(keys: Keys, family: Family) -> tuple[bool, ...]:
     """Which layers have a window, as the shortest pattern that repeats over all of them."""
     layers = keys.whole("num_hidden_layers")
     kinds = keys.get("layer_types")
@@ -326,7 +252,7 @@ def _windowed(keys: _Keys, family: Family) -> tuple[bool, ...]:
     return next(tuple(marks[:n]) for n in range(1, layers + 1) if all(m == marks[i % n] for i, m in enumerate(marks)))
 
 
-def _experts(keys: _Keys, family: Family) -> Experts | None:
+def _experts(keys: Keys, family: Family) -> Experts | None:
     if family == "mixtral":
         return Experts(
             count=keys.whole("num_local_experts"),
@@ -346,7 +272,7 @@ def _experts(keys: _Keys, family: Family) -> Experts | None:
     return None
 
 
-def _balance(keys: _Keys) -> float:
+def _balance(keys: Keys) -> float:
     """The weight of the balance loss, which may be 0."""
     return 0.0 if keys.get("router_aux_loss_coef") == 0 else keys.number("router_aux_loss_coef")
 
@@ -377,8 +303,7 @@ def _keys_of(shape: ModelShape) -> ConfigKeys:
         "rms_norm_eps": shape.norm.eps,
         "tie_word_embeddings": shape.embedding.tied,
         "attention_bias": a.out_bias,
-        "rope_theta": rope.theta if rope else None,
-        "rope_scaling": _scaling_words(rope.scaling) if rope else None,
+        **(rope_words(rope) if rope else {"rope_theta": None, "rope_scaling": None}),
         "sliding_window": a.window,
     }
     if gemma:
@@ -387,8 +312,6 @@ def _keys_of(shape: ModelShape) -> ConfigKeys:
             "attn_logit_softcapping": a.softcap,
             "final_logit_softcapping": shape.embedding.logit_softcap,
         }
-    if rope and rope.local_theta is not None:
-        config["rope_local_base_freq"] = rope.local_theta
     if shape.family.startswith("qwen"):
         config["use_sliding_window"] = a.window is not None
     if a.window is not None and shape.family not in ("mistral", "mixtral"):
@@ -401,20 +324,6 @@ def _keys_of(shape: ModelShape) -> ConfigKeys:
         if e.d_ff_shared:
             config |= {"shared_expert_intermediate_size": e.d_ff_shared, "qkv_bias": a.qkv_bias}
     return config
-
-
-def _scaling_words(scaling: LinearScaling | Llama3Scaling | None) -> ConfigKeys | None:
-    if scaling is None:
-        return None
-    if isinstance(scaling, LinearScaling):
-        return {"rope_type": "linear", "factor": scaling.factor}
-    return {
-        "rope_type": "llama3",
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_freq_factor,
-        "high_freq_factor": scaling.high_freq_factor,
-        "original_max_position_embeddings": scaling.original_max_position,
-    }
 
 
 def _tidy(value: float | None) -> float | int | None:

@@ -33,6 +33,9 @@ class Param(msgspec.Struct, frozen=True, kw_only=True):
     init: Init
     hf: str  # tensor name, with {layer} and {expert} where it is stacked
     inputs: int = 0
+    rows: tuple[int, int] | None = (
+        None  # where its outputs begin in a tensor it shares with others, and how many that one has
+    )
 
     @property
     def stacked(self) -> int:
@@ -105,8 +108,9 @@ def _norms(shape: ModelShape) -> list[Param]:
 def _attention(shape: ModelShape) -> list[Param]:
     D, H, G, K, a = shape.d_model, shape.heads, shape.kv_heads, shape.d_head, shape.attention
     table = []
+    begin, shared = 0, shape.family == "phi3"
     for name, count, axis in (("q", H, "heads"), ("k", G, "kv_heads"), ("v", G, "kv_heads")):
-        hf = f"self_attn.{name}_proj"
+        hf = "self_attn.qkv_proj" if shared else f"self_attn.{name}_proj"
         table.append(
             Param(
                 name=name,
@@ -115,8 +119,10 @@ def _attention(shape: ModelShape) -> list[Param]:
                 init="input",
                 hf=f"{hf}.weight",
                 inputs=1,
+                rows=(begin, (H + 2 * G) * K) if shared else None,
             )
         )
+        begin += count * K
         if a.qkv_bias:
             table.append(
                 Param(name=f"{name}_bias", dims=(count, K), axes=(axis, "head_dim"), init="zeros", hf=f"{hf}.bias")
@@ -164,7 +170,14 @@ _DENSE_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
 def _mlp(shape: ModelShape) -> list[Param]:
-    return _matrices(shape, shape.d_ff, "", "mlp.", _DENSE_NAMES)
+    table = _matrices(shape, shape.d_ff, "", "mlp.", _DENSE_NAMES)
+    if shape.family != "phi3":
+        return table
+    shared = [
+        msgspec.structs.replace(param, hf="mlp.gate_up_proj.weight", rows=(begin, 2 * shape.d_ff))
+        for param, begin in zip(table[:2], (0, shape.d_ff), strict=True)
+    ]
+    return [*shared, table[2]]
 
 
 def _experts(shape: ModelShape) -> list[Param]:

@@ -16,7 +16,7 @@ import msgspec
 from podway.errors import UserError
 
 Family = Literal[
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "podway"
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "phi3", "podway"
 ]
 Activation = Literal["silu-gated", "gelu-gated", "relu", "gelu"]
 # sequential: x += attn(norm(x)); x += mlp(norm(x)).  sandwich: as sequential, with a norm on each output before it is
@@ -50,12 +50,42 @@ class Llama3Scaling(Record, tag="llama3", frozen=True, kw_only=True):
     original_max_position: int = 8192
 
 
+class YarnScaling(Record, tag="yarn", frozen=True, kw_only=True):
+    """YaRN: frequencies of few turns within the original context divided by `factor`, the others kept, a ramp between."""
+
+    factor: float
+    original_max_position: int
+    beta_fast: float = 32.0  # turns from which a frequency is kept
+    beta_slow: float = 1.0  # turns below which it is divided
+    truncate: bool = True  # the ramp begins and ends at whole channels
+    magnitude: float = 1.0  # queries and keys are multiplied by this
+
+
+class LongScaling(Record, tag="longrope", frozen=True, kw_only=True):
+    """LongRoPE: each frequency divided by a factor of its own, from one of two lists (Phi 3 and 4)."""
+
+    short: tuple[float, ...]  # where nothing is longer than the original context
+    long: tuple[float, ...]
+    original_max_position: int
+    magnitude: float = 1.0  # queries and keys are multiplied by this
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongScaling
+
+
 class Rope(Record, frozen=True, kw_only=True):
     """Rotary position embedding on (first half, second half) pairs of each head, as Hugging Face stores weights."""
 
     theta: float = 10_000.0
     local_theta: float | None = None  # windowed layers use this one, unscaled (Gemma 3)
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: RopeScaling | None = None
+    part: float = (
+        1.0  # the share of each head's channels that is turned, from the first on; the others have no position
+    )
+
+    def channels(self, d_head: int) -> int:
+        """How many channels of a head are turned."""
+        return int(d_head * self.part)
 
 
 class Attention(Record, frozen=True, kw_only=True):
@@ -119,8 +149,8 @@ class ModelShape(Record, frozen=True, kw_only=True):
                 f"{self.heads} heads cannot share {self.kv_heads} key/value heads",
                 "heads must be a multiple of kv_heads",
             )
-        if self.rope and self.d_head % 2:
-            raise _impossible(f"d_head is {self.d_head}", "rotary embedding pairs channels: d_head must be even")
+        if self.rope:
+            self._check_rope(self.rope)
         if self.attention.window is not None and (self.attention.window < 1 or not self.attention.windowed):
             raise _impossible(
                 f"window is {self.attention.window}", "a window is at least 1 and has a pattern of layers"
@@ -130,6 +160,17 @@ class ModelShape(Record, frozen=True, kw_only=True):
                 f"{self.experts.per_token} of {self.experts.count} experts for each token",
                 "experts per token must lie between 1 and the number of experts",
             )
+
+    def _check_rope(self, rope: Rope) -> None:
+        turned, scaling = rope.channels(self.d_head), rope.scaling
+        if self.d_head % 2 or turned % 2 or not 0 < turned <= self.d_head:
+            what = f"d_head is {self.d_head}, of which {turned} are turned"
+            raise _impossible(
+                what, "rotary embedding pairs channels: both must be even, and at least one pair is turned"
+            )
+        if isinstance(scaling, LongScaling) and {len(scaling.short), len(scaling.long)} != {turned // 2}:
+            what = f"longrope has {len(scaling.short)} short and {len(scaling.long)} long factors"
+            raise _impossible(what, f"it must have {turned // 2} of each, one for each pair of channels")
 
     @property
     def gated(self) -> bool:

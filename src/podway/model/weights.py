@@ -28,9 +28,11 @@ from safetensors import SafetensorError, safe_open
 
 from podway.errors import UserError
 from podway.model.decoder import Tree
+from podway.model.hf import read_config
 from podway.model.layout import TRAIN_RULES, Rules
 from podway.model.mesh import named_sharding
 from podway.model.params import Param, nest, params
+from podway.model.quantized_tensors import Float8, Tensor, dequantized
 from podway.model.shape import ModelShape
 
 HostArray = npt.NDArray[np.generic]
@@ -86,8 +88,14 @@ class Checkpoint:
     def __init__(self, folder: Path, shape: ModelShape) -> None:
         self.folder = folder
         self.files = {name: _open(folder / name) for name in _file_names(folder)}
-        self.where = {name: file for file in self.files.values() for name in file.keys()}  # noqa: SIM118 (no mapping)
-        self.prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in self.where), _PREFIXES[0])
+        stored = {
+            name: _stored(folder / place, file, name)
+            for place, file in self.files.items()
+            for name in file.keys()  # noqa: SIM118 (no mapping)
+        }
+        config = read_config(folder) if (folder / "config.json").exists() else {}
+        self.tensors = dequantized(stored, config)
+        self.prefix = next((p for p in _PREFIXES if f"{p}embed_tokens.weight" in self.tensors), _PREFIXES[0])
         self._check(shape)
 
     def hf_name(self, param: Param, **places: int) -> str:
@@ -102,11 +110,12 @@ class Checkpoint:
         lengths = [part.stop - part.start for part in block]
         places = list(itertools.product(*(range(part.start, part.stop) for part in stack)))
         names = [self.hf_name(param, **dict(zip(("layer", "expert"), place, strict=False))) for place in places]
-        kind = np.dtype(dtype) if dtype is not None else _numpy_dtype(self.where[names[0]].get_slice(names[0]))
+        kind = np.dtype(dtype) if dtype is not None else _numpy_dtype(self.tensors[names[0]])
         whole = np.empty((len(names), *lengths[param.stacked :]), kind)
 
         def copy(i: int) -> None:
-            whole[i] = _cut(self.where[names[i]].get_slice(names[i]), param, inner)
+            tensor = self.tensors[names[i]]
+            whole[i] = _cut(tensor if param.rows is None else _Rows(tensor, param.rows[0]), param, inner)
 
         list(pool.map(copy, range(len(names))))
         return whole.reshape(lengths)
@@ -117,14 +126,17 @@ class Checkpoint:
             counts = [range(dim) for dim in param.dims[: param.stacked]]
             for place in itertools.product(*counts):
                 name = self.hf_name(param, **dict(zip(("layer", "expert"), place, strict=False)))
-                wanted[name] = param.hf_dims
-        _refuse(self.folder, "lacks", wanted.keys() - self.where.keys(), "is it the model that its config.json names?")
+                outputs, *inputs = param.hf_dims
+                wanted[name] = (param.rows[1] if param.rows else outputs, *inputs)
+        _refuse(
+            self.folder, "lacks", wanted.keys() - self.tensors.keys(), "is it the model that its config.json names?"
+        )
         # A tied model has no head of its own; some files hold a copy of the embedding under that name.
-        beside = {n for n in self.where if n.endswith("lm_head.weight") or any(part in n for part in _BESIDE)}
-        unknown = self.where.keys() - wanted.keys() - beside
+        beside = {n for n in self.tensors if n.endswith("lm_head.weight") or any(part in n for part in _BESIDE)}
+        unknown = self.tensors.keys() - wanted.keys() - beside
         _refuse(self.folder, "has unknown", unknown, "its config.json describes another model")
         for name, dims in wanted.items():
-            tensor = self.where[name].get_slice(name)
+            tensor = self.tensors[name]
             if tuple(tensor.get_shape()) != dims:
                 raise UserError(
                     f"{self.folder}: {name} is {tuple(tensor.get_shape())}, and config.json makes it {dims}",
@@ -133,8 +145,20 @@ class Checkpoint:
             if tensor.get_dtype() not in _FLOATS:
                 raise UserError(
                     f"{self.folder}: {name} is stored as {tensor.get_dtype()}",
-                    "quantised checkpoints are not read: take the bfloat16 one",
+                    "it is quantized in a way that its config.json does not say: take the bfloat16 one",
                 )
+
+
+class _Rows:
+    """The rows of a tensor from one on."""
+
+    def __init__(self, tensor: Tensor, begin: int) -> None:
+        self._tensor, self._begin = tensor, begin
+
+    def __getitem__(self, part: tuple[slice, ...]) -> HostArray:
+        rows = slice(part[0].start + self._begin, part[0].stop + self._begin)
+        found: HostArray = self._tensor[(rows, *part[1:])]
+        return found
 
 
 def _refuse(folder: Path, verb: str, names: Iterable[str], hint: str) -> None:
@@ -169,12 +193,17 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path} is damaged: {error}", "download it again") from None
 
 
-def _numpy_dtype(tensor: Any) -> np.dtype[np.generic]:
+def _stored(path: Path, file: Any, name: str) -> Tensor:
+    tensor: Tensor = file.get_slice(name)
+    return Float8(path, name) if tensor.get_dtype() == "F8_E4M3" else tensor
+
+
+def _numpy_dtype(tensor: Tensor) -> np.dtype[np.generic]:
     kind = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[tensor.get_dtype()]
     return np.dtype(jax.numpy.dtype(kind))
 
 
-def _cut(tensor: Any, param: Param, inner: Block) -> HostArray:
+def _cut(tensor: "Tensor | _Rows", param: Param, inner: Block) -> HostArray:
     """The part `inner` of one Hugging Face tensor, with the dimensions that the table gives it.
 
     The file has each group of dimensions (inputs, outputs) flattened to one, outputs first. Cutting the first dimension

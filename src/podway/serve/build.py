@@ -167,7 +167,7 @@ def build(
     sizes = MeshShape(tensor=mesh.shape["tensor"]) if mesh is not None else MeshShape()
     tree, shape = spread_weights(tree, shape, mesh), spread(shape, sizes.tensor)
     limits = limits_for(shape, options, backend, page_count)
-    compute = compute_for(options)
+    compute = compute_for(options, limits.max_len)
     if options.quantize == "int8":
         tree = quantize(tree, shape)
     unroll = options.unroll if options.unroll is not None else backend == "nvidia"
@@ -178,10 +178,10 @@ def build(
     return Engine(shape, tree, limits, compute=compute, plan=plan_for(shape, options, sizes, limits), mesh=mesh)
 
 
-def compute_for(options: Options) -> Compute:
-    """How the decoder computes for a server."""
+def compute_for(options: Options, max_len: int) -> Compute:
+    """How the decoder computes for a server of requests that long."""
     kernel: Kernel = "reference"  # of whole sequences: never called here
-    compute = Compute(dtype=compute_dtype(options), rules=SERVE_RULES, kernel=kernel)
+    compute = Compute(dtype=compute_dtype(options), rules=SERVE_RULES, kernel=kernel, longest=max_len)
     if options.quantize not in ("none", "int8"):
         raise UserError(f"unknown quantization {options.quantize!r}", "use none or int8")
     return quantized_compute(compute) if options.quantize == "int8" else compute

@@ -40,7 +40,7 @@ def programs(
     _, pages = room(shape, slice, options, sizes.tensor)
     shape = spread(shape, sizes.tensor)
     limits = limits_for(shape, options, "tpu", pages)
-    setup = Setup(shape, limits, plan_for(shape, options, sizes, limits), compute_for(options))
+    setup = Setup(shape, limits, plan_for(shape, options, sizes, limits), compute_for(options, limits.max_len))
     mesh = make_mesh(sizes, described(slice)[: sizes.tensor])
     tree = abstract_tree(shape, options, mesh)
 

@@ -105,6 +105,11 @@ def _check(about: object, config: TrainConfig, shape: ModelShape, folder: Path) 
 
 def _modules(param: Param) -> Iterator[tuple[str, int, int]]:
     """(PEFT's name of the module, inputs, outputs) of each layer."""
+    if param.rows:
+        raise UserError(
+            f"{param.name} is a part of {param.hf.rpartition('.')[0]} in Hugging Face's files, so PEFT has no adapter for it",
+            "export the merged model instead, or choose lora.targets that are whole: o, down",
+        )
     inner = param.dims[1:]
     for layer in range(param.dims[0]):
         module = param.hf.format(layer=layer).removesuffix(".weight")

@@ -90,6 +90,7 @@ class Program:
             remat=None if kept is None else _policy(*kept, cudnn=cudnn),
             project=lora.projection(self.config.lora) if self.config.lora.rank else decoder.contract,
             widen=lora.widen,
+            longest=self.config.batch.length,
         )
         return Compute(**{**plain.__dict__, "gather": sharding.gatherer(plain, self.sizes, self.rings)})
 
