@@ -23,6 +23,7 @@ from podway.server.routes import ROUTES
 from podway.server.routing import Stream
 
 HOSTILE = "\x1b]52;c;cm0gLXJm\x07copied\x1b]0;title\x07\x1b[2J\x1b[H\x9b31m\x08\r\u202e"
+ERROR = json.dumps({"error": {"what": HOSTILE, "hint": HOSTILE, "code": HOSTILE}}).encode()
 STEERS = re.compile(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]")
 # Colours, and what Podway itself draws a spinner with.
 OWN = re.compile(r"\x1b\[[0-9;:]*m|\r\x1b\[2K|\r\n")
@@ -55,7 +56,7 @@ def reply_to(method: str, path: str) -> tuple[int, bytes]:
                 end = {"kind": "end", "state": "FAILED", "reason": HOSTILE, "tail": HOSTILE}
                 return 200, b"".join(json.dumps(frame).encode() + b"\n" for frame in [*frames, end])
             return 200, HOSTILE.encode()
-    return 404, json.dumps({"error": HOSTILE, "hint": HOSTILE}).encode()
+    return 404, ERROR
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -66,7 +67,7 @@ class Answers(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         status, body = reply_to(self.command, path)
         if self.failing and path != "/v1/info":
-            status, body = 409, json.dumps({"error": HOSTILE, "hint": HOSTILE}).encode()
+            status, body = 409, ERROR
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

@@ -1,10 +1,12 @@
 """Google Cloud end to end, as a person types it: a pretend cloud whose hosts are real, each with its own network, files and sshd."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -14,9 +16,12 @@ from typing import Any
 import pytest
 
 from podway.control.fleet import LOST_AFTER_S
+from podway.errors import UserError
 from podway.sandbox.hosts import why_no_hosts
 from podway.sandbox.hosts.netns import why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
+from podway.server.client import Client
+from podway.server.connection import ClientClosed
 from podway.task.task import Task
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway, counting, numbered_lines, without_prefix
@@ -182,6 +187,34 @@ def ledger_lines(cloud: Running) -> list[dict[str, Any]]:
 
 def seconds(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp()
+
+
+def test_a_slow_cloud_holds_nobody(pod: Podway, cloud: Running) -> None:
+    """45 who ask the cloud for orphans while it takes its time; whoever asks the server alone is answered."""
+    podway(pod, "status")
+    cloud.command("POST", "faults", {"kind": "delay", "service": "tpu", "seconds": 20})
+    clients = [pod.client.fork() for _ in range(45)]
+    asked = [threading.Thread(target=ask_for_orphans, args=(client,)) for client in clients]
+    try:
+        for thread in asked:
+            thread.start()
+        began = time.monotonic()
+        for _ in range(5):
+            assert pod.client.clusters() == []
+        assert time.monotonic() - began < 10
+        assert any(thread.is_alive() for thread in asked)
+    finally:
+        cloud.command("DELETE", "faults")
+        for client in clients:
+            client.close()
+        for thread in asked:
+            thread.join(120)
+    assert not any(thread.is_alive() for thread in asked)
+
+
+def ask_for_orphans(client: Client) -> None:
+    with contextlib.suppress(ClientClosed, UserError):
+        client.orphans()
 
 
 def test_down_does_not_wait_for_a_host_that_is_cut_off(pod: Podway, cloud: Running) -> None:

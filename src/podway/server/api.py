@@ -12,7 +12,8 @@ from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.task.task import Autostop, Task
 
-VERSION = 1
+VERSION = 1  # of the API: another number is another language
+VERSION_HEADER = "podway-api"  # of requests: this number and the version of Podway, "1 0.4.0"
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -26,11 +26,13 @@ from podway.errors import ProviderError, UserError
 from podway.home import unwritable
 from podway.launch_options import LaunchRequest
 from podway.server import api, openapi
+from podway.server.connection import OTHER_VERSION
 from podway.server.page import PageServer
 from podway.server.routes import ROUTES
 from podway.server.routing import ApiCall, Route, Services, Stream, read_query
 from podway.server.service_api import ApplyBody
 from podway.server.sessions import COOKIE, CSRF_HEADER, csrf_matches
+from podway.version import __version__
 
 log = logging.getLogger("podway.server")
 MOST_BODY = 64 << 20  # a launch body carries manifests' names only; contents go as packs
@@ -81,6 +83,7 @@ def _endpoint(services: Services, row: Route) -> Endpoint:
 
     async def endpoint(request: Request) -> Response:
         try:
+            _check_version(request)
             request.state.caller = await _authenticate(services, request)
         except UserError as error:
             return _error(error.status, error.what, error.hint, error.code or "")
@@ -127,7 +130,12 @@ def _guarded(answer: Endpoint) -> Endpoint:
         except UserError as error:
             return _error(error.status, error.what, error.hint, error.code or "")
         except msgspec.ValidationError as error:
-            return _error(400, f"the request body is not right: {error}", "see /openapi.json for its fields")
+            told = request.headers.get(api.VERSION_HEADER, "").partition(" ")[2][:40]
+            hint = f"this server is Podway {__version__}, the command {told}: install the same" if told else ""
+            same = told in ("", __version__)
+            return _error(
+                400, f"the request body is not right: {error}", "see /openapi.json for its fields" if same else hint
+            )
         except (msgspec.DecodeError, UnicodeError) as error:
             return _error(400, f"the request body is not JSON: {error}", "send a JSON object")
         except ProviderError as error:
@@ -159,6 +167,19 @@ async def _read(request: Request) -> bytes:
         if len(data) > MOST_BODY:
             raise UserError("the request body is too large", f"at most {MOST_BODY >> 20} MiB", status=413)
     return bytes(data)
+
+
+def _check_version(request: Request) -> None:
+    """Commands tell which API they speak. Others (the page, programs that read /openapi.json) need not."""
+    told, version = request.headers.get(api.VERSION_HEADER), f"Podway {__version__}"
+    if told is None or request.url.path == "/v1/info":  # which tells both sides what the other is
+        return
+    number, _, other = told[:60].partition(" ")
+    if number != str(api.VERSION):
+        newer = number.isascii() and number.isdigit() and int(number) > api.VERSION
+        what = f"this server is {version}, and the command is of a{' newer' if newer else 'n older'} one, {other}"
+        hint = "upgrade the server" if newer else f"upgrade the command: pip install podway=={__version__}"
+        raise UserError(what, hint, status=426, code=OTHER_VERSION)
 
 
 async def _authenticate(services: Services, request: Request) -> Caller:

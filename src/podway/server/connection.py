@@ -19,6 +19,7 @@ from podway.errors import UserError
 from podway.home import home
 from podway.server import api
 from podway.server.http1 import OpenSockets, Response, request
+from podway.version import __version__
 
 T = TypeVar("T")
 RETRY_S = 20.0  # how long a call that is safe to repeat is repeated while the network or the server is away
@@ -26,6 +27,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 SILENT = "silent"  # the server took the request and did not answer within its time limit
 PROVIDER_FAILED = "provider_failed"  # the server is there, and a cloud is not: `app.py` answers 503 with this code
 BROKE_OFF = "upload_broke_off"  # the connection did, in the middle of an upload
+OTHER_VERSION = "other_version"  # client and server speak different APIs: `app.py` answers 426 with this code
 AWAY = (502, 503, 504)  # what a proxy answers for a server that restarts
 Payload = bytes | Iterable[bytes] | None
 
@@ -95,6 +97,11 @@ class ServerConnection:
             try:
                 with self.opened(method, path, data) as response:
                     return from_json(response.read(), kind)
+            except msgspec.DecodeError as error:
+                raise UserError(
+                    f"this is Podway {__version__}, and it cannot read what the server at {self.address} answers: {error}",
+                    "install the version that `podway server status` shows, or restart your own: podway server stop",
+                ) from None
             except (OSError, UserError) as error:
                 left = deadline - time.monotonic()
                 if not _is_passing(error) or not _is_safe(method, path) or left <= 0:
@@ -154,13 +161,16 @@ class ServerConnection:
         url, token = self._address()
         scheme, _, rest = url.partition("://")
         host, _, base = rest.partition("/")
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = {"Authorization": f"Bearer {token}", api.VERSION_HEADER: f"{api.VERSION} {__version__}"}
         if data is not None:
             headers["Content-Type"] = kind
         response = request(scheme, host, method, f"/{base}".rstrip("/") + path, headers, data, self._sockets)
         if response.status >= 400:
             with response:
-                raise _problem(response)
+                problem = _problem(response)
+            if problem.code == OTHER_VERSION and self.is_own:
+                problem = UserError(problem.what, "restart it with this version: podway server stop", status=426)
+            raise problem
         return response
 
     def _address(self) -> tuple[str, str]:
