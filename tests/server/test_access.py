@@ -179,6 +179,20 @@ def test_launching_into_a_project_takes_a_member(world: World) -> None:
         assert world.ask(who, "POST", "/v1/launch", launch).status_code == status
 
 
+def test_files_of_the_servers_machine_are_for_administrators(world: World) -> None:
+    """Who could name an inventory would log in, with the server's own keys, to a machine of their choice: the server's, say."""
+    places = [{"provider": "ssh", "region": "/etc/passwd"}, {"region": "/etc/passwd"}]
+    for place in places:
+        task = {"run": "true", "resources": [{"placement": place}]}
+        body = {"task": task, "options": {"cluster": "new", "provider": "ssh"}, "request_id": "i"}
+        for route in ("/v1/launch", "/v1/preview"):
+            for who in ("owner", "project member", "other"):
+                refused = world.ask(who, "POST", route, body)
+                assert refused.status_code == 403, refused.text
+                assert "may not name a file of the server's machine" in refused.text and "root:" not in refused.text
+            assert world.ask("admin", "POST", route, body).status_code != 403
+
+
 def test_whoever_may_use_a_cluster_cancels_their_own_jobs(world: World) -> None:
     assert world.ask("may use", "POST", "/v1/clusters/c1/cancel", {"jobs": [1]}).status_code == 403
     mine = world.ask("may use", "POST", "/v1/clusters/c1/run", {"command": "true"}).json()["job"]

@@ -16,6 +16,7 @@ import msgspec
 
 from podway.control.records import Cluster, Grant, Job
 from podway.errors import UserError
+from podway.task.task import Task
 
 
 class Right(enum.IntEnum):
@@ -40,6 +41,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     role: Role = "member"
     token: str = ""
     projects: dict[str, Role] = {}
+    internal: bool = False  # the server itself, for a service that was checked when it was applied
 
     @property
     def admin(self) -> bool:
@@ -119,6 +121,20 @@ def check_project(caller: Caller, project: str | None) -> None:
         mine = ", ".join(sorted(name for name, role in caller.projects.items() if role == "member"))
         hint = f"your projects: {mine}" if mine else "ask an administrator to add you: podway server member"
         raise UserError(f"{caller.user} is not a member of project {project!r}", hint, status=403)
+
+
+def check_inventory(caller: Caller, task: Task) -> None:
+    """An inventory is a file of the server's machine, which says whom its user's ssh keys log in to: for administrators."""
+    if caller.admin or caller.internal:
+        return
+    for resources in task.resources:
+        place = resources.placement.region or ""
+        if place.startswith("/"):
+            raise UserError(
+                f"{caller.user} may not name a file of the server's machine: {place}",
+                "name a pool of the server, or ask an administrator to make one",
+                status=403,
+            )
 
 
 def check_cancel(cluster: Cluster, job: Job, caller: Caller) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from podway import crash
 from podway.control import service_changes
-from podway.control.access import Caller, Right, check_project, require, right_on
+from podway.control.access import Caller, Right, check_inventory, check_project, require, right_on
 from podway.control.records import Cluster
 from podway.control.replica_ports import port_of, spread
 from podway.control.service_changes import ChangeKind, Difference
@@ -79,6 +79,7 @@ class ServiceControl:
         """Make the service, or bring the one of that name to what the task says."""
         name = check_service(request)
         check_project(caller, request.options.project)
+        check_inventory(caller, request.task)
         if canary_share is not None and not 0 < canary_share < 1:
             raise UserError("a canary has a share of the traffic", "give one between 1% and 99%")
         known = self.rows.find(name)
@@ -289,7 +290,7 @@ class ServiceControl:
             request_id=replica.request_id,
         )
         projects = {service.project: "member"} if service.project else {}
-        caller = Caller(user=service.user, projects=projects)  # type: ignore[arg-type]
+        caller = Caller(user=service.user, projects=projects, internal=True)  # type: ignore[arg-type]
         zones = [one.zone for one in self.rows.replicas(service.id) if one.number != replica.number]
         launched = self.control.launch(request, caller, lambda choice: spread(choice, self.control.provider, zones))
         found = self.store.cluster(launched.cluster_id)

@@ -14,7 +14,7 @@ import msgspec
 
 from podway import crash
 from podway.control import transitions
-from podway.control.access import Caller, Right, check_cancel, check_project, require, right_on
+from podway.control.access import Caller, Right, check_cancel, check_inventory, check_project, require, right_on
 from podway.control.agreement import agreement, check_agreed
 from podway.control.capability_check import check_targets, remarks
 from podway.control.choosing import Choice, check_fit, choose
@@ -86,6 +86,7 @@ class Control:
         """The plan and the exact request, without doing anything."""
         name = self._name(request.options.cluster, caller.user)
         check_project(caller, request.options.project)
+        check_inventory(caller, request.task)
         known = self.store.find(name)
         offers: tuple[Offer, ...] = ()
         if known is not None:
@@ -109,6 +110,7 @@ class Control:
         """Make the cluster (or take the one of that name), and queue the task on it. `prefer`: has a say where it is made."""
         name = self._name(request.options.cluster, caller.user)
         check_project(caller, request.options.project)
+        check_inventory(caller, request.task)
         autostop = request.options.autostop or request.task.autostop
         cluster = self.store.find(name)
         created = cluster is None
