@@ -74,10 +74,11 @@ def gateway(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert found, line
         yield process, f"http://127.0.0.1:{found[1]}"
     finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for successor in psutil.Process(process.pid).children(recursive=True):
-                successor.kill()
         process.kill()
+        process.wait()
+        for successor in psutil.process_iter(["cmdline"]):  # of a gateway that was replaced, with the same command
+            if successor.info["cmdline"] == command:
+                successor.kill()
         process.communicate()
 
 

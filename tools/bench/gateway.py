@@ -28,6 +28,7 @@ from tools.bench import proxies, report
 from tools.bench.proxies import MODEL, OTHER_CORE, free_port, process
 
 EVENTS = 100
+START_S = 90.0  # of a proxy: some import for half a minute
 STREAM_S = 60.0  # a stream of 2 s that is not over by then counts as lost
 ANSWER = json.dumps(
     {
@@ -304,8 +305,8 @@ def compare(seconds: float, many: int, only: list[str]) -> list[Measured]:
                 print(f"measuring {name}…", file=sys.stderr, flush=True)
                 try:
                     with proxy(place, upstream) as (port, path, key, leader):
-                        if not answers(port, path, key, 120):
-                            raise RuntimeError("did not answer within 120 s")
+                        if not answers(port, path, key, START_S):
+                            raise RuntimeError(f"did not answer within {START_S:g} s: {proxies.last_line(place)}")
                         found.append(measure(name, port, path, key, leader, seconds=seconds, many=many))
                 except (RuntimeError, OSError, subprocess.SubprocessError, ValueError) as error:
                     found.append(Measured(name=name, trouble=str(error)))

@@ -165,3 +165,10 @@ def dstack(place: Path, upstream: int) -> Iterator[Started]:
     command = [str(bin_dir / "python"), str(script), str(port), str(upstream)]
     with process(command, PROXY_CORE, place / "dstack.log", env=env) as started:
         yield port, "/proxy/services/main/dummy/v1/chat/completions", "none", started.pid
+
+
+def last_line(place: Path) -> str:
+    """Of the log that was written last: why a proxy did not start."""
+    logs = sorted(place.glob("*.log"), key=lambda path: path.stat().st_mtime)
+    lines = logs[-1].read_text(errors="replace").strip().splitlines() if logs else []
+    return lines[-1][:200] if lines else "it said nothing"

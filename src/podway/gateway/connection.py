@@ -25,6 +25,7 @@ BUFFERED = 256 * 1024  # of a body, before reading stops until somebody takes it
 HEAD_S = 30.0  # from the first byte of a head to its last
 BODY_S = 60.0  # between two parts of a body
 IDLE_S = 120.0  # between two requests
+DRAIN_IDLE_S = 5.0  # the same while the gateway ends
 MOST_PIPELINED = 16
 
 
@@ -145,7 +146,7 @@ class ClientConnection(SocketProtocol):
 
     def answer(self, status: int, body: bytes, request: Incoming, **more: Any) -> None:
         """A whole answer of the gateway's own."""
-        close = not request.keep_alive or not request.whole
+        close = not request.keep_alive or not request.whole or self.draining
         data = wire.plain_response(status, body, close=close, **more)
         if request.method == b"HEAD":
             data = data[: len(data) - len(body)]
@@ -153,9 +154,10 @@ class ClientConnection(SocketProtocol):
         request.keep_alive = not close
 
     def drain(self) -> None:
-        """Take no further requests."""
+        """Take one more request at most: a client may be about to send one on a connection that it believes to be open."""
         self.draining = True
-        self._arrived.set()
+        if not self._requests and self._reading is None:
+            self._limit(DRAIN_IDLE_S)
 
     # asyncio
 
@@ -264,8 +266,6 @@ class ClientConnection(SocketProtocol):
     async def _serve(self) -> None:
         while self.transport is not None:
             if not self._requests:
-                if self.draining:
-                    break
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue

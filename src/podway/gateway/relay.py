@@ -146,6 +146,8 @@ class Relay:
         self._chunked = not bodiless and not sized
         self._events = (wire.value_of(headers, b"content-type") or b"").startswith(b"text/event-stream")
         self._sent = True
+        if self.client.draining:
+            self.request.keep_alive = False
         head = wire.response_head(status, reason, headers, chunked=self._chunked, close=not self.request.keep_alive)
         self.client.write(head)
 
