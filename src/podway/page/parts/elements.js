@@ -52,13 +52,19 @@ const AROUND = 12;
 export function Table({ rows, columns, caption, onOpen }) {
   const box = useRef(null);
   const [top, setTop] = useState(0);
+  const [wide, setWide] = useState(false);
+  useEffect(() => {
+    const look = new ResizeObserver(() => setWide(box.current.scrollWidth > box.current.clientWidth));
+    look.observe(box.current);
+    return () => look.disconnect();
+  }, []);
   const long = rows.length > FEW;
   const first = long ? Math.max(0, Math.floor(top / ROW) - AROUND) : 0;
   const last = long ? Math.min(rows.length, first + Math.ceil(640 / ROW) + 2 * AROUND) : rows.length;
   const classes = (one) => `${one.numeric ? "numeric" : ""} ${one.minor ? "minor" : ""}`;
   const space = (count) => (count ? html`<tr class="space" aria-hidden="true"><td colspan=${columns.length} ref=${(cell) => cell && (cell.style.height = `${count * ROW}px`)}></td></tr>` : null);
   return html`
-  <div class=${long ? "table long" : "table"} ref=${box} tabindex=${long ? "0" : null} role=${long ? "region" : null} aria-label=${long ? caption : null}
+  <div class=${long ? "table long" : "table"} ref=${box} ...${long || wide ? { tabindex: "0", role: "region", "aria-label": caption } : {}}
     onScroll=${long ? () => setTop(box.current.scrollTop) : null}><table aria-rowcount=${long ? rows.length : null}>
     <caption class="visually-hidden">${caption}</caption>
     <thead><tr>${columns.map((one) => html`<th scope="col" class=${classes(one)}>${one.title || html`<span class="visually-hidden">Choose</span>`}</th>`)}</tr></thead>

@@ -13,7 +13,8 @@ export function Clusters() {
   const now = useNow(5000);
   const [gone, setGone] = useState(false);
   const all = useApi(gone ? "/v1/clusters?past=1" : "/v1/clusters");
-  return html`<${Card} title="Clusters" aside=${html`<label class="check"><input type="checkbox" checked=${gone} onChange=${(event) => setGone(event.target.checked)} /> Including deleted ones</label>`}>
+  return html`<div class="heading"><h1>Clusters</h1><label class="check"><input type="checkbox" checked=${gone} onChange=${(event) => setGone(event.target.checked)} /> Including deleted ones</label></div>
+  <${Card}>
     <${Loaded} from=${all}>${(value) => value.clusters.length ? html`<${Table} caption="Clusters" rows=${value.clusters.slice().reverse().map((one) => ({ ...one, key: one.id }))}
       onOpen=${(one) => go(`/clusters/${one.name}`)} columns=${[
         { title: "Name", cell: (one) => html`<${Link} to=${`/clusters/${one.name}`}>${one.name}</${Link}>` },

@@ -17,14 +17,20 @@ export function JobPage({ cluster, number, session }) {
   const found = useApi(`${path}/jobs/${number}`);
   const around = useApi(path);
   const hosts = around.value ? Math.max(around.value.hosts.length, (around.value.order.slices || 1) * (around.value.order.hosts_per_slice || 1)) : 1;
+  const runs = useApi("/v1/runs?past=1");
+  const served = useApi("/v1/served");
+  const same = (one) => one.cluster === cluster && one.job === Number(number);
+  const trains = runs.value && runs.value.runs.some(same);
+  const serves = served.value && served.value.served.some(same);
   const cancel = async () => {
     await request("POST", `${path}/cancel`, { jobs: [Number(number)] });
     refresh((one) => one.startsWith("/v1/clusters"));
   };
   return html`<${Loaded} from=${found}>${(job) => html`
     <div class="heading"><h1><${Link} to=${`/clusters/${cluster}`}>${cluster}</${Link}> <span class="muted">/</span> ${job.name || "job"} ${job.number} <${State} state=${job.state} /></h1>
-      ${session.role === "viewer" || ENDED.has(job.state) ? null : html`<div class="buttons">
-        <${Action} label="Cancel" danger=${true} question="Cancel this job, and end every process of it?" confirm="Cancel the job" act=${cancel} /></div>`}</div>
+      <div class="buttons">${trains ? html`<${Link} class="button" to=${`/training?runs=${cluster}/${number}`}>Metrics</${Link}>` : null}
+        ${serves ? html`<${Link} class="button" to="/models">Chat</${Link}>` : null}
+        ${session.role === "viewer" || ENDED.has(job.state) ? null : html`<${Action} label="Cancel" danger=${true} question="Cancel this job, and end every process of it?" confirm="Cancel the job" act=${cancel} />`}</div></div>
     ${job.reason ? html`<p class=${job.state.startsWith("FAILED") ? "problem" : "muted"}>${job.reason}</p>` : null}
     <p class="facts-line"><span>by <b>${job.user}</b></span><span title=${clock(job.submitted)}>submitted ${ago(job.submitted, now)}</span>
       <span>${job.started ? `${job.ended ? "ran" : "running"} for ${duration((job.ended || now) - job.started)}` : "not started"}</span>

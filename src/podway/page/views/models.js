@@ -37,7 +37,7 @@ export function Models({ session }) {
   useTitle("Models");
   const all = useApi("/v1/served");
   return html`<${Loaded} from=${all}>${(value) => (value.served.length ? html`<${Playground} served=${value.served} session=${session} />`
-    : html`<${Card} title="Models"><${Empty} title="No model is being served"><p>A job that runs <code>podway serve</code> shows here as soon as it runs. A tiny model with random weights, on a simulated slice:</p>
+    : html`<div class="heading"><h1>Models</h1></div><${Card}><${Empty} title="No model is being served"><p>A job that runs <code>podway serve</code> shows here as soon as it runs. A tiny model with random weights, on a simulated slice:</p>
       <${Code}>podway launch -d -c chat examples/serve-llama2-7b.yaml</${Code}></${Empty}></${Card}>`)}</${Loaded}>`;
 }
 

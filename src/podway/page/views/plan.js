@@ -69,7 +69,8 @@ export function Plan({ session }) {
     if (file) setText(await file.text());
   };
   return html`
-    <${Card} title="Plan a training run"><form onSubmit=${ask}>
+    <div class="heading"><h1>Plan a training run</h1></div>
+    <${Card}><form onSubmit=${ask}>
       <div class="form">${FIELDS.map((one) => html`<label key=${one.name}>${one.label}<input name=${one.name} value=${one.name === "model" && text !== null ? "config.json" : form[one.name]} inputmode=${one.numeric ? "decimal" : "text"}
         disabled=${one.name === "model" && text !== null} required=${!OPTIONAL.has(one.name)} onInput=${(event) => setForm({ ...form, [one.name]: event.target.value })} aria-describedby=${`hint-${one.name}`} /><small id=${`hint-${one.name}`}>${one.hint}</small></label>`)}</div>
       ${text === null ? null : html`<div class="stack config"><label>config.json of the model, as Hugging Face has it

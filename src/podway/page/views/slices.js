@@ -32,8 +32,8 @@ export function Slices() {
     const priced = chosen.prices.filter((one) => one.on_demand !== null || one.spot !== null);
     const shownPrices = every ? priced : priced.slice(0, SOME);
     return html`
-      <div class="tabs" role="group" aria-label="Generations">${generations.map((name) => html`
-        <button key=${name} aria-pressed=${String(name === generation)} onClick=${() => { setGeneration(name); setOpen(null); }}>${name}</button>`)}</div>
+      <div class="heading"><h1>Slices</h1><div class="tabs" role="group" aria-label="Generations">${generations.map((name) => html`
+        <button key=${name} aria-pressed=${String(name === generation)} onClick=${() => { setGeneration(name); setOpen(null); }}>${name}</button>`)}</div></div>
       <div class="columns wide-left">
         <${Card} title=${`${generation} slices`}><${Table} caption=${`${generation} slices`} rows=${rows} onOpen=${(one) => setOpen(one.key)} columns=${[
           { title: "Type", cell: (one) => html`<button class="link" aria-pressed=${String(chosen.key === one.key)} onClick=${() => setOpen(one.key)}>${one.type}</button>` },

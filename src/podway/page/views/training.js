@@ -28,7 +28,7 @@ export function Training() {
   const [weight, setWeight] = useState(0);
   const all = useApi("/v1/runs?past=1");
   return html`<${Loaded} from=${all}>${(value) => {
-    if (!value.runs.length) return html`<${Card} title="Training"><${Empty} title="No training runs yet"><p>A job that runs <code>podway train</code>, or a program that prints steps as MaxText does, shows here while it trains.</p>
+    if (!value.runs.length) return html`<div class="heading"><h1>Training</h1></div><${Card}><${Empty} title="No training runs yet"><p>A job that runs <code>podway train</code>, or a program that prints steps as MaxText does, shows here while it trains.</p>
       <${Code}>podway launch -c demo examples/learn-by-heart.yaml</${Code}></${Empty}></${Card}>`;
     const known = new Map(value.runs.map((run) => [keyOf(run), run]));
     const asked = (query.get("runs") || keyOf(value.runs[0])).split(",").filter((key) => known.has(key)).slice(0, MOST);
