@@ -2,13 +2,15 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.browser.screen import Screen, Site, running_site
+from tests.browser.screen import CHROMIUM_OPTIONS, Screen, Site, running_site
 
+ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
@@ -26,23 +28,24 @@ def browser() -> Iterator[object]:
         pytest.skip("there is no chromium")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        arguments = [
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--no-first-run",
-        ]
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
         yield started
         started.close()
 
 
 @pytest.fixture
-def screen(site: Site, browser: object, tmp_path: Path) -> Iterator[Screen]:
+def screen(site: Site, browser: object) -> Iterator[Screen]:
     """Logged in, on a screen of usual size; whatever the page complains about fails the test."""
     opened = Screen(site, browser)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The source of axe-core, from npm (`tools/axe` fetches it once)."""
+    done = subprocess.run(["bash", ROOT / "tools" / "axe"], capture_output=True, text=True)
+    found = sorted((ROOT / ".cache" / "axe").glob("axe-*.js"))
+    if not found:
+        pytest.skip(f"axe-core is not here: {done.stderr.strip()[-200:]}")
+    return found[-1].read_text()

@@ -1,58 +1,117 @@
 """What the browser tests look at: a server of their own, and a page of the browser that tells its complaints."""
 
 import contextlib
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+EVIL = "<script>document.title='broken'</script><img src=x onerror=alert(1)>"
 TASK = r"""
 name: hello
 resources: {accelerators: tpu-v6e-16, infra: local}
 run: |
   for i in $(seq 1 60); do echo "step $i of 60"; done
-  echo "<script>document.title='broken'</script><img src=x onerror=alert(1)> from rank $PODWAY_RANK"
+  echo "EVIL from rank $PODWAY_RANK"
   printf '\033[31mred\033[0m \033]0;stolen title\007 \033[2J end\n'
+""".replace("EVIL", EVIL)
+# A few real steps of a tiny model on the four devices of one simulated host.
+TRAIN = r"""
+name: tiny
+resources: {accelerators: tpu-v6e-4, infra: local}
+workdir: work
+run: |
+  podway train model.name=tiny-llama3 data.paths='[lines.jsonl]' data.tokenizer=bytes data.packing=none \
+    batch.sequences=4 batch.length=64 mesh.shape=fsdp=4 schedule.steps=12 schedule.warmup=2 logging.every=1 \
+    checkpoint.save=false output="$HOME/out"
+"""
+# A tiny model with random weights, behind the OpenAI API.
+SERVE = """
+name: chat
+resources: {{accelerators: tpu-v6e-1, infra: local}}
+run: podway serve tiny-llama3 --random --port {port} --max-len 256 --max-seqs 4
 """
 WAIT_MS = 120_000
+CHROMIUM_OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 
 
 class Site:
-    """A server with one cluster, `demo`, whose first job has ended."""
+    """A server of its own, in a home of its own."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
 
     def podway(self, *words: str, check: bool = True) -> str:
-        env = {"PODWAY_HOME": str(self.home), "PATH": "/usr/bin:/bin", "HOME": str(self.home), "USER": "tester"}
+        path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+        env = {"PODWAY_HOME": str(self.home), "PATH": path, "HOME": str(self.home), "USER": "tester"}
         command = [sys.executable, "-m", "podway.cli.main", *words]
         done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=self.home)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
 
+    def launch(self, cluster: str, task: str, *, detach: bool = False) -> None:
+        file = self.home / f"{cluster}.yaml"
+        file.write_text(task)
+        self.podway("launch", "-y", *(["-d"] if detach else []), "-c", cluster, file.name)
+
     def link(self) -> str:
         return self.podway("ui", "--no-browser").strip()
+
+    @property
+    def base(self) -> str:
+        return str(json.loads((self.home / "server.json").read_text())["url"])
+
+    def token(self, user: str, role: str) -> str:
+        return self.podway("server", "token", user, "--role", role).split()[-1]
+
+    def link_of(self, token: str) -> str:
+        """Where a page opens as the holder of a token, as `podway ui` does for whoever is logged in with it."""
+        headers = {"Authorization": f"Bearer {token}"}
+        request = urllib.request.Request(f"{self.base}/v1/session-links", method="POST", headers=headers)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return f"{self.base}{json.loads(reply.read())['path']}"
+
+    def post(self, path: str, body: Any) -> Any:
+        """One request with the server's own token."""
+        token = json.loads((self.home / "server.json").read_text())["token"]
+        headers = {"Authorization": f"Bearer {token}", "content-type": "application/json"}
+        request = urllib.request.Request(f"{self.base}{path}", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return json.loads(reply.read())
 
 
 @contextlib.contextmanager
 def running_site(home: Path) -> Iterator[Site]:
+    """With one cluster, `demo`, whose first job has ended."""
     site = Site(home)
-    (home / "hello.yaml").write_text(TASK)
     try:
-        site.podway("launch", "-y", "-c", "demo", "hello.yaml")
+        site.launch("demo", TASK)
         yield site
     finally:
-        site.podway("down", "-y", "demo", check=False)
+        site.podway("down", "-y", "--all", check=False)
         site.podway("server", "stop", check=False)
 
 
 class Screen:
     """One page of the browser."""
 
-    def __init__(self, site: Site, browser: Any, *, width: int = 1280, height: int = 860, login: bool = True) -> None:
+    def __init__(
+        self, site: Site, browser: Any, *, width: int = 1280, height: int = 860, link: str = "", **more: Any
+    ) -> None:
         self.site = site
-        self.context = browser.new_context(viewport={"width": width, "height": height})
+        self.context = browser.new_context(viewport={"width": width, "height": height}, **more)
         self.context.set_default_timeout(WAIT_MS)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
@@ -61,8 +120,8 @@ class Screen:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self._asked(request.url))
         self.base = ""
-        if login:
-            link = site.link()
+        if link != "none":
+            link = link or site.link()
             self.base = link.partition("/login")[0]
             self.page.goto(link)
             self.page.wait_for_selector("nav")
@@ -80,6 +139,13 @@ class Screen:
 
     def text(self) -> str:
         return str(self.page.inner_text("body"))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Look again and again: the page's own policy lets no test evaluate code that waits in it."""
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline, self.text()[:2000]
+            self.page.wait_for_timeout(100)
 
     def close(self) -> None:
         self.context.close()

@@ -1,16 +1,20 @@
 """Every view of the page, on a real server with a real simulated cluster."""
 
-import time
-from collections.abc import Callable
+import json
 from typing import Any
 
+from tests.browser.relay import Relay
 from tests.browser.screen import Screen, Site
 
+CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 8192, "vocab_size": 128256,
+          "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "head_dim": 64}  # fmt: skip
 VIEWS = {
     "/": ".figures",
     "/clusters": "table",
     "/clusters/demo": ".hosts",
     "/clusters/demo/jobs/1": ".line",
+    "/training": ".empty",
+    "/models": ".empty",
     "/plan": "form",
     "/slices": ".torus",
     "/cost": ".figures",
@@ -22,6 +26,7 @@ def test_every_view_opens(screen: Screen) -> None:
     for path, selector in VIEWS.items():
         screen.go(path)
         screen.page.wait_for_selector(selector)
+        assert screen.page.locator("h1").count() == 1
     screen.go("/nowhere/at/all")
     screen.page.wait_for_selector("text=There is nothing here")
 
@@ -53,20 +58,12 @@ def test_a_log_is_filtered_and_searched(screen: Screen) -> None:
     page = screen.page
     page.wait_for_selector(".line >> text=(all 4 hosts) step 60 of 60")
     page.fill("input[type=search]", "step 42")
-    until(page, lambda: page.locator(".line").count() == 1)
+    screen.until(lambda: page.locator(".line").count() == 1)
     assert "step 42 of 60" in page.inner_text(".line")
     page.fill("input[type=search]", "")
     page.select_option("select", "2")
     # One rank's log has no lines of several hosts.
-    until(page, lambda: "step 60" in page.inner_text(".log") and "all 4" not in page.inner_text(".log"))
-
-
-def until(page: Any, condition: Callable[[], bool]) -> None:
-    """Look again and again: the page's own policy lets no test evaluate code in it."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        page.wait_for_timeout(100)
+    screen.until(lambda: "step 60" in page.inner_text(".log") and "all 4" not in page.inner_text(".log"))
 
 
 def test_actions_ask_first_and_act(screen: Screen) -> None:
@@ -87,42 +84,56 @@ def test_actions_ask_first_and_act(screen: Screen) -> None:
     assert "second" not in site.podway("status")
 
 
-def test_the_planner_answers(screen: Screen) -> None:
+def test_the_planner_answers_by_name_and_by_config(screen: Screen) -> None:
     screen.allowed = ("status of 404",)
     screen.go("/plan")
     page = screen.page
     page.click("button.primary")
     page.wait_for_selector("text=Memory of a chip")
     assert page.locator(".chart canvas").count() == 1
+    assert page.locator(".torus rect").count() == 16
     page.fill("input[name=model]", "no-such-model")
     page.click("button.primary")
-    page.wait_for_selector("[role=alert]")
+    page.wait_for_selector("[role=alert] >> text=no-such-model")
+    page.click("text=Use a config.json")
+    page.fill("textarea[name=config]", "{")
+    page.click("button.primary")
+    page.wait_for_selector("[role=alert] >> text=not JSON")
+    page.fill("textarea[name=config]", json.dumps(CONFIG))
+    page.click("button.primary")
+    page.wait_for_selector("text=config.json, 1.50 B parameters")
 
 
-def test_a_phone_shows_everything_without_scrolling_sideways(site: Site, browser: Any) -> None:
-    screen = Screen(site, browser, width=390, height=800)
-    for path, selector in VIEWS.items():
-        screen.go(path)
-        screen.page.wait_for_selector(selector)
-        wide = screen.page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= 390, f"{path} is {wide} pixels wide"
-    screen.close()
+def test_a_plan_is_looked_at_and_launched(screen: Screen) -> None:
+    screen.go("/plan")
+    page = screen.page
+    page.fill("input[name=model]", "tiny-llama3")
+    page.fill("input[name=tpu]", "v6e-4")
+    page.click("button.primary")
+    page.click("text=Launch this")
+    page.fill("dialog[open] input", "planned")
+    page.fill("dialog[open] textarea", "echo launched from the page")
+    page.click("dialog[open] >> text=Show what it would do")
+    page.wait_for_selector("dialog[open] >> text=simulated")
+    page.click("dialog[open] >> .primary")
+    page.wait_for_selector(".line >> text=launched from the page")
+    assert "planned" in screen.site.podway("status")
 
 
 def test_a_link_opens_once(site: Site, browser: Any) -> None:
     link = site.link()
-    first = Screen(site, browser, login=False)
+    first = Screen(site, browser, link="none")
     first.page.goto(link)
     first.page.wait_for_selector("nav")
     first.close()
-    second = Screen(site, browser, login=False)
+    second = Screen(site, browser, link="none")
     second.page.goto(link)
     second.page.wait_for_selector("text=This link was used or has expired")
     second.close()
 
 
 def test_without_a_session_the_page_says_how_to_log_in(site: Site, browser: Any) -> None:
-    screen = Screen(site, browser, login=False)
+    screen = Screen(site, browser, link="none")
     screen.allowed = ("status of 401",)
     screen.page.goto(site.link().partition("/login")[0])
     screen.page.wait_for_selector("text=Please log in")
@@ -138,3 +149,39 @@ def test_logging_out_ends_the_session(screen: Screen) -> None:
     page.wait_for_selector("text=You are logged out")
     screen.go("/")
     page.wait_for_selector("text=Please log in")
+
+
+def test_the_keyboard_is_enough(screen: Screen) -> None:
+    screen.go("/clusters")
+    page = screen.page
+    page.wait_for_selector("table")
+    page.keyboard.press("Tab")
+    assert page.locator(":focus").inner_text() == "Skip to the content"
+    page.focus("table >> text=demo")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".hosts")
+    page.focus("text=Take down")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("dialog[open]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog[open]", state="detached")
+    assert "demo" in screen.site.podway("status")
+
+
+def test_while_the_server_is_away_the_page_says_so_and_goes_on_afterwards(site: Site, browser: Any) -> None:
+    with Relay(int(site.base.rpartition(":")[2])) as relay:
+        link = site.link().replace(site.base, relay.base)
+        screen = Screen(site, browser, link=link)
+        screen.allowed = ("ERR_CONNECTION", "ERR_EMPTY_RESPONSE", "ERR_INCOMPLETE_CHUNKED")
+        screen.go("/clusters/demo/jobs/1")
+        screen.page.wait_for_selector(".line")
+        relay.cut()
+        screen.page.wait_for_selector(".banner >> text=The server is away")
+        assert "step 60 of 60" in screen.text()  # what was there is still there
+        screen.page.click("nav >> text=Settings")
+        screen.page.wait_for_selector("[role=alert]")
+        relay.mend()
+        screen.page.wait_for_selector(".banner", state="detached")
+        screen.page.click("nav >> text=Clusters")
+        screen.page.wait_for_selector("table >> text=demo")
+        screen.close()

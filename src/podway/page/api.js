@@ -80,14 +80,20 @@ export async function events(path, body, signal, onEvent) {
   });
 }
 
+const SILENCE_MS = 50_000; // the stream shows a sign of life every 20 s: a connection that is silent for longer is dead
+
 // Call `onChange` whenever something was written, for as long as the page is open; `onState` hears "live", "away" and "ended".
 export function followChanges(onChange, onState) {
   let wait = 500;
   (async () => {
     for (;;) {
+      const stop = new AbortController();
+      let watch = setTimeout(() => stop.abort(), SILENCE_MS);
       try {
         let first = true;
-        await lines("/v1/changes", undefined, (frame) => {
+        await lines("/v1/changes", stop.signal, (frame) => {
+          clearTimeout(watch);
+          watch = setTimeout(() => stop.abort(), SILENCE_MS);
           if (first) {
             onState("live");
             onChange(); // whatever was missed while away
@@ -98,6 +104,7 @@ export function followChanges(onChange, onState) {
       } catch (error) {
         if (error.status === 401) return onState("ended");
       }
+      clearTimeout(watch);
       onState("away");
       await new Promise((resolve) => setTimeout(resolve, wait));
       wait = Math.min(wait * 2, 10000);

@@ -20,11 +20,16 @@ from podway.server.host_http import exchange
 from podway.server.routing import ApiCall
 
 PORT = 8000
+OK, NOT_YET = 200, 503
 _HEADERS = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
 
 
 class _Model(msgspec.Struct):
     id: str
+
+
+class _Health(msgspec.Struct):
+    status: str = ""
 
 
 class _Models(msgspec.Struct):
@@ -62,12 +67,20 @@ def served(call: ApiCall) -> page_api.ServedReply:
 async def models(call: ApiCall) -> page_api.ServedModelsReply:
     """The names of the models that a job serves."""
     cluster, job = await call.in_thread(call.find_job)
-    answer = await exchange(_connect(call, cluster, job), "GET", "/v1/models")
-    data = await answer.whole()
+    connect = _connect(call, cluster, job)
     try:
-        return page_api.ServedModelsReply(models=[one.id for one in from_json(data, _Models).data])
+        health = await exchange(connect, "GET", "/health")
+        status = from_json(await health.whole() or b"{}", _Health).status
+        answer = await exchange(connect, "GET", "/v1/models")
+        names = [one.id for one in from_json(await answer.whole(), _Models).data]
+    except UserError as error:
+        if error.status != NOT_YET:
+            raise
+        return page_api.ServedModelsReply(models=[], ready=False, note="starting")
     except msgspec.MsgspecError:
         raise UserError("the program on the host serves no models", "see the job's log", status=502) from None
+    ready = health.status == OK
+    return page_api.ServedModelsReply(models=names, ready=ready, note="" if ready else status or "not ready")
 
 
 async def chat(call: ApiCall) -> Response:
@@ -80,7 +93,7 @@ async def chat(call: ApiCall) -> Response:
     path = "/v1/completions" if body.messages is None else "/v1/chat/completions"
     sent |= {"stream": True, "stream_options": {"include_usage": True}}
     answer = await exchange(_connect(call, cluster, job), "POST", path, msgspec.json.encode(sent))
-    if answer.status != 200:
+    if answer.status != OK:
         raise _refusal(answer.status, await answer.whole())
     return StreamingResponse(_events(answer.body), media_type="text/event-stream", headers=_HEADERS)
 
@@ -112,6 +125,8 @@ def _refusal(status: int, data: bytes) -> UserError:
     except msgspec.MsgspecError:
         message = ""
     # Only what the caller can put right keeps its status: a 401 or 404 of the model's program is not one of this server.
+    if status == NOT_YET:
+        return UserError(message[:500] or "the model is not ready", "try again in a moment", status=NOT_YET)
     return UserError(
         message[:500] or f"the model answered {status}",
         "change the request",

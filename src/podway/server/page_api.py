@@ -145,9 +145,11 @@ class ServedReply(Reply, frozen=True):
 
 
 class ServedModelsReply(Reply, frozen=True):
-    """The names that such a job answers to."""
+    """The names that such a job answers to, and whether it answers yet; while it does not, `note` says what it does."""
 
     models: list[str]
+    ready: bool
+    note: str
 
 
 class ChatMessage(Body, frozen=True):

@@ -6,6 +6,7 @@ on the same database. A token that is not known is looked for once more in the t
 
 import asyncio
 import logging
+import threading
 import time
 
 from podway.control.access import Caller, Role
@@ -31,15 +32,17 @@ class TokenCache:
         self._projects: dict[str, dict[str, Role]] = {}
         self._read_at = 0.0
         self._reading: asyncio.Lock = asyncio.Lock()
+        self._loading = threading.Lock()
 
     def reload(self) -> None:
-        """Read the tables; from any thread."""
-        projects: dict[str, dict[str, Role]] = {}
-        for member in self._people.members():
-            projects.setdefault(member.user, {})[member.project] = member.role
-        self._projects = projects
-        self._known = {row.digest: row for row in self._people.tokens()} | self._local
-        self._read_at = time.monotonic()
+        """Read the tables; from any thread, one after the other: what was read earlier never replaces what was read later."""
+        with self._loading:
+            projects: dict[str, dict[str, Role]] = {}
+            for member in self._people.members():
+                projects.setdefault(member.user, {})[member.project] = member.role
+            self._projects = projects
+            self._known = {row.digest: row for row in self._people.tokens()} | self._local
+            self._read_at = time.monotonic()
 
     async def caller(self, token: str) -> Caller:
         """Whose it is."""

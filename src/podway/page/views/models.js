@@ -41,6 +41,7 @@ export function Models({ session }) {
       <${Code}>podway launch -d -c chat examples/serve-llama2-7b.yaml</${Code}></${Empty}></${Card}>`)}</${Loaded}>`;
 }
 
+const READY_S = 3; // between two looks at a model that is not ready yet
 const pathOf = (one) => `/v1/clusters/${encodeURIComponent(one.cluster)}/jobs/${one.job}`;
 const keyOf = (one) => `${one.cluster}/${one.job}`;
 
@@ -55,10 +56,11 @@ function Playground({ served, session }) {
   const [busy, setBusy] = useState({});
   const [models, setModels] = useState({});
   const chosen = sides.map((key) => served.find((one) => keyOf(one) === key) || served[0]);
+  const able = chosen.every((_, index) => models[index]);
   const working = Object.values(busy).some(Boolean);
   const send = (event) => {
     event.preventDefault();
-    if (!draft.trim() || working) return;
+    if (!draft.trim() || working || !able) return;
     setSent({ text: draft, number: (sent ? sent.number : 0) + 1 });
     setDraft("");
   };
@@ -75,7 +77,7 @@ function Playground({ served, session }) {
       ${session.role === "viewer" ? html`<p class="muted">Your role may look, and not ask: chatting uses a cluster.</p>` : html`<form class="composer" onSubmit=${send}>
         <label class="visually-hidden" for="draft">Your message</label>
         <textarea id="draft" rows="3" placeholder=${plain ? "A text to go on with. Enter sends." : "Ask something. Enter sends, Shift+Enter begins a new line."} value=${draft} onInput=${(event) => setDraft(event.target.value)} onKeyDown=${keys}></textarea>
-        <button class="primary" disabled=${!draft.trim() || working}>${working ? "Answering…" : "Send"}</button></form>`}
+        <button class="primary" disabled=${!draft.trim() || working || !able}>${working ? "Answering…" : "Send"}</button></form>`}
     </div>
     <div class="chat-aside">
       <${Card} title="Parameters"><div class="stack">
@@ -99,23 +101,27 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
   const [talk, setTalk] = useState([]);
   const [error, setError] = useState(null);
   const [model, setModel] = useState("");
-  const found = useApi(`${pathOf(one)}/models`);
+  const [waiting, setWaiting] = useState(true);
+  const found = useApi(`${pathOf(one)}/models`, waiting ? READY_S : 0);
   const stop = useRef(null);
   const end = useRef(null);
+  const before = useRef(sent ? sent.number : 0); // asked before this side was there
   const names = found.value ? found.value.models : [];
+  const ready = Boolean(found.value && found.value.ready);
+  useEffect(() => setWaiting(!ready), [ready]);
   const name = names.includes(model) ? model : names[0] || "";
-  useEffect(() => onModel(name), [name]);
+  useEffect(() => onModel(ready ? name : ""), [ready, name]);
   useEffect(() => () => stop.current && stop.current.abort(), []);
   useEffect(() => {
     if (end.current) end.current.scrollTop = end.current.scrollHeight;
   });
   useEffect(() => {
-    if (sent) answer();
+    if (sent && sent.number > before.current) answer();
   }, [sent && sent.number]);
 
   async function answer() {
-    const before = talk.filter((message) => !message.failed);
-    const asked = [...before, { role: "user", content: sent.text }];
+    const question = { role: "user", content: sent.text };
+    const asked = [...talk, question];
     const reply = { role: "assistant", content: "", began: performance.now(), first: null, last: null, tokens: 0, ended: null };
     let frame = 0;
     const draw = () => {
@@ -129,7 +135,7 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
     onBusy(true);
     draw();
     try {
-      const messages = asked.map(({ role, content }) => ({ role, content }));
+      const messages = asked.filter((message) => !message.failed).map(({ role, content }) => ({ role, content }));
       await events(`${pathOf(one)}/chat`, chatBody(name, system, messages, parameters, plain), stop.current.signal, (event) => {
         if (event.error) throw new ApiError(502, event.error.message || "The model failed.", "");
         const choice = (event.choices && event.choices[0]) || {};
@@ -146,7 +152,7 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
     } catch (problem) {
       if (problem.name !== "AbortError") {
         setError(problem instanceof ApiError ? problem : new ApiError(0, "The server does not answer.", "Try again."));
-        reply.failed = !reply.content;
+        reply.failed = question.failed = !reply.content; // not a part of what is asked next
       }
     }
     reply.ended = performance.now();
@@ -159,11 +165,12 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
   return html`<${Card}>
     <header class="side-head"><label><span class="visually-hidden">Model ${index + 1}</span><select value=${keyOf(one)} onChange=${(event) => choose(event.target.value)}>
       ${served.map((other) => html`<option key=${keyOf(other)} value=${keyOf(other)}>${other.name || "job"} (${keyOf(other)})</option>`)}</select></label>
-      ${names.length > 1 ? html`<label><span class="visually-hidden">Name</span><select value=${name} onChange=${(event) => setModel(event.target.value)}>${names.map((other) => html`<option key=${other} value=${other}>${other}</option>`)}</select></label>` : html`<span class="muted">${name || (found.error ? "not ready yet" : "…")}</span>`}
+      ${names.length > 1 ? html`<label><span class="visually-hidden">Name</span><select value=${name} onChange=${(event) => setModel(event.target.value)}>${names.map((other) => html`<option key=${other} value=${other}>${other}</option>`)}</select></label>` : html`<span class="muted">${name}</span>`}
+      ${ready ? null : html`<span class="state busy">${found.value ? found.value.note : "asking"}</span>`}
       ${busy ? html`<button onClick=${() => stop.current.abort()}>Stop</button>` : null}</header>
     <div class="talk" ref=${end} tabindex="0" role="log" aria-label=${`Conversation with ${name || "the model"}`}>
       ${talk.length ? null : html`<p class="muted">What ${name || "the model"} answers shows here.</p>`}
-      ${talk.filter((message) => !message.failed).map((message, at) => html`<div key=${at} class=${`message ${message.role}`}><p>${message.content || (message.ended === null ? "…" : "")}</p>
+      ${talk.filter((message) => message.role === "user" || !message.failed).map((message, at) => html`<div key=${at} class=${`message ${message.role}`}><p>${message.content || (message.ended === null ? "…" : "")}</p>
         ${message.role === "assistant" && message.first ? html`<span class="muted tabular small">first token ${duration((message.first - message.began) / 1000)}, ${speed(message)}, ${message.tokens} tokens</span>` : null}</div>`)}
     </div>
     <${Problem} error=${error || (found.error && !talk.length ? found.error : null)} />
