@@ -23,7 +23,6 @@ NOTED = {
     "python": Task(python="3.12"),
     "disk": Task(resources=(Resources(disk_gb=300),)),
     "priority": Task(priority=5),
-    "replicas": Task(kind="service", service=ServiceSpec(port=8000)),
     "dev": Task(kind="dev-environment", dev=DevEnvironment(ide="vscode", inactivity_s=60)),
     "forwarding": Task(ports=("8080:80",)),
     "ports": Task(resources=(Resources(ports=("80",)),)),
@@ -40,6 +39,15 @@ def test_recovery_is_for_jobs_that_bring_their_setup() -> None:
     task = Task(recovery=Recovery())
     assert remarks(task, NOTHING, simulated=False).notes == ()
     assert len(remarks(task, NOTHING, simulated=False, setup=False).notes) == 1
+
+
+def test_what_a_service_says_that_the_gateway_decides() -> None:
+    plain = Task(kind="service", run="x", service=ServiceSpec(port=8000))
+    assert remarks(plain, NOTHING, simulated=False).notes == ()
+    (note,) = remarks(plain, NOTHING, simulated=False, setup=False).notes
+    assert "plain job" in note
+    other = ServiceSpec(port=8000, load_balancing="round_robin", https=True)
+    assert len(remarks(Task(kind="service", service=other), NOTHING, simulated=False).notes) == 2
 
 
 def test_a_bucket_is_refused_where_there_are_none() -> None:

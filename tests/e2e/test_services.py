@@ -1,8 +1,13 @@
 """Services on simulated slices, with real processes: replicas come, answer, fail, are replaced, roll, scale and go; kill -9 of the
 server at every named point leaves nothing forgotten."""
 
+import json
+import os
 import signal
+import subprocess
+import sys
 import urllib.request
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -235,3 +240,60 @@ def test_a_probe_that_hangs_is_a_failure(pod: Podway) -> None:
     wait_until(lambda: "no answer within 1 s" in str(pod.client.service("web").replicas), 60, "the failed probe")
     wait_until(lambda: "replica 1 is FAILED" in str(pod.client.service_events("web")), 90, "the end of the replica")
     ended(pod)
+
+
+SEED = """type: service
+name: llama31-service-optimum-tpu
+image: dstackai/optimum-tpu:llama31
+env:
+  - HF_TOKEN
+  - MODEL_ID=meta-llama/Meta-Llama-3.1-8B-Instruct
+  - MAX_TOTAL_TOKENS=4096
+  - MAX_BATCH_PREFILL_TOKENS=4095
+commands:
+  - text-generation-launcher --port 8000
+port: 8000
+model:
+  format: tgi
+  type: chat
+  name: meta-llama/Meta-Llama-3.1-8B-Instruct
+resources:
+  gpu: v5litepod-4
+"""
+
+
+def podway(pod: Podway, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PODWAY_HOME": str(pod.home), **env}
+    command = [sys.executable, "-m", "podway.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def test_a_seed_from_the_command_line(pod: Podway, tmp_path: Path) -> None:
+    """dstack's own file, with a small program in the place of its server; its verbs by habit, and SkyPilot's."""
+    launcher = tmp_path / "bin" / "text-generation-launcher"
+    launcher.parent.mkdir()
+    launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m http.server "$2"\n')
+    launcher.chmod(0o755)
+    file = tmp_path / "service.dstack.yml"
+    file.write_text(SEED.replace("text-generation-launcher --port 8000", f"exec {launcher} --port 8000"))
+    pod.start()
+    name = "llama31-service-optimum-tpu"
+    made = podway(pod, "apply", "-f", str(file), "-y", HF_TOKEN="t")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "replica 1 is READY" in made.stdout and "no effect: replicas" not in made.stderr
+    (listed,) = json.loads(podway(pod, "services", "-o", "json").stdout)
+    assert (listed["name"], listed["state"]) == (name, "READY")
+    assert listed["model"] == "meta-llama/Meta-Llama-3.1-8B-Instruct"
+    assert [one["state"] for one in listed["replicas"]] == ["READY"]
+    again = podway(pod, "apply", "-f", str(file), "-y", HF_TOKEN="t")
+    assert again.returncode == 0 and "is as the file says" in again.stdout
+    assert name in podway(pod, "ps").stdout and name in podway(pod, "serve", "status").stdout
+    assert podway(pod, "logs", name, "--no-follow").returncode == 0
+    wrong = podway(pod, "service", "scale", name, "many")
+    assert wrong.returncode != 0 and "is not a number of replicas" in wrong.stderr and "Traceback" not in wrong.stderr
+    scaled = podway(pod, "service", "scale", name, "0", "-o", "json")
+    assert scaled.returncode == 0 and json.loads(scaled.stdout)["target_replicas"] == 0
+    stopped = podway(pod, "stop", name, "-y")
+    assert stopped.returncode == 0 and "is ended" in stopped.stdout, stopped.stderr
+    assert pod.client.clusters() == [] and pod.host_processes() == []
+    assert "there is no service" in podway(pod, "service", "status", "nope").stderr

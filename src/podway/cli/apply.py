@@ -1,13 +1,15 @@
-"""`podway apply -f FILE`: a launch, for dstack users. The run's name is the cluster's name."""
+"""`podway apply -f FILE`: makes or updates a service, or launches a task on a cluster named after it."""
 
 import sys
 
 import click
 import msgspec
 
+from podway.cli.applying import apply_service, parse_share
 from podway.cli.launching import Interaction, launch
-from podway.cli.options import cluster_option, output_option, yes_option
+from podway.cli.options import output_option, yes_option
 from podway.cli.task_options import task_options
+from podway.errors import UserError
 from podway.launch_options import LaunchOptions
 from podway.task.environment import Overrides
 from podway.task.read import read_task, read_task_text
@@ -16,10 +18,12 @@ from podway.task.read import read_task, read_task_text
 @click.command(name="apply")
 @click.option("-f", "--file", "path", required=True, metavar="FILE", help="The task file; - reads it from stdin.")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGS]...")
-@cluster_option
+@click.option("-c", "--cluster", metavar="NAME", help="Name of the service or cluster; that of the file by default.")
 @task_options
 @click.option("--dryrun", is_flag=True, help="Print the request as JSON without sending it.")
-@click.option("-d", "--detach", is_flag=True, help="Return once the job is submitted.")
+@click.option("-d", "--detach", is_flag=True, help="Return once it is submitted.")
+@click.option("--canary", metavar="SHARE", help="Try a service's new revision with this share of the traffic (10%).")
+@click.option("--project", metavar="NAME", help="On a team's server: the project whose members may manage it.")
 @yes_option
 @output_option
 @click.pass_context
@@ -31,10 +35,15 @@ def command(
     cluster: str | None,
     dryrun: bool,
     detach: bool,
+    canary: str | None,
+    project: str | None,
     yes: bool,
     output: str,
 ) -> None:
-    """Launch a task file on a cluster named after it (as in dstack).
+    """Make or update a service of a file; launch any other task.
+
+    A task is launched on a cluster named after it. A service that exists is compared with the file: replicas, scaling, probes and
+    limits are changed in place, and what changes what runs rolls out as a new revision.
 
     ARGS stand for ${{ run.args }} in the file.
     """
@@ -43,5 +52,11 @@ def command(
         task = read_task_text(sys.stdin.buffer.read(), overrides=overrides)
     else:
         task = read_task(path, overrides=overrides)
-    options = LaunchOptions(cluster=cluster or task.name)
-    ctx.exit(launch(task, options, Interaction(yes=yes, detach=detach, dryrun=dryrun, json=output == "json")))
+    options = LaunchOptions(cluster=cluster or task.name, project=project)
+    interaction = Interaction(yes=yes, detach=detach, dryrun=dryrun, json=output == "json")
+    share = parse_share(canary)
+    if task.service is not None:
+        ctx.exit(apply_service(task, options, interaction, canary=share))
+    if share is not None:
+        raise UserError("only a service can have a canary", "apply the file without --canary")
+    ctx.exit(launch(task, options, interaction))

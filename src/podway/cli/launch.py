@@ -2,10 +2,12 @@
 
 import click
 
+from podway.cli.applying import apply_service
 from podway.cli.launching import Interaction, launch
 from podway.cli.options import cluster_option, output_option, yes_option
 from podway.cli.sizing import read_sized
 from podway.cli.task_options import task_options
+from podway.errors import UserError
 from podway.launch_options import LaunchOptions
 from podway.quantities import parse_duration
 from podway.task.environment import Overrides
@@ -64,7 +66,8 @@ def command(
 ) -> None:
     """Run a task on a cluster, creating it if needed.
 
-    ENTRYPOINT is a task file (SkyPilot's or dstack's) or a bash command; without it, only the cluster is created.
+    ENTRYPOINT is a task file (SkyPilot's or dstack's) or a bash command; without it, only the cluster is created. A service file
+    makes a service, as `podway apply` does.
     Quote a command that has options of its own, or put it after --.
 
     Exits with 0 if the job succeeded, 100 if it failed, 103 if it was cancelled.
@@ -79,7 +82,15 @@ def command(
         valid_until_s=None if valid_until is None else parse_duration(valid_until, "--valid-until"),
     )
     interaction = Interaction(yes=yes, detach=detach_run, dryrun=dryrun, raw=raw, json=output == "json")
-    ctx.exit(launch(read_sized(entrypoint, overrides, model), options, interaction))
+    task = read_sized(entrypoint, overrides, model)
+    if task.service is not None:
+        if autostop_policy(idle_minutes, down) is not None or no_setup or valid_until is not None:
+            raise UserError(
+                "a service has no autostop, no idle time and always runs its setup",
+                "make it with: podway apply -f FILE",
+            )
+        ctx.exit(apply_service(task, options, interaction))
+    ctx.exit(launch(task, options, interaction))
 
 
 def autostop_policy(idle_minutes: float | None, down: bool) -> Autostop | None:

@@ -46,7 +46,8 @@ def command(
     """Show the output of a job, and follow it until it ends.
 
     JOB is a number as `podway queue` shows it; without it, the latest job
-    (not a command of `podway run`, unless there is nothing else). Ctrl-C stops watching, never the job.
+    (not a command of `podway run`, unless there is nothing else). Of a service, JOB is the number of a replica.
+    Ctrl-C stops watching, never the job.
 
     Followed to its end, or with --status, exits with 0 if the job succeeded, 100 if it failed, 101 if it has not ended, 102
     if there is no such job, 103 if it was cancelled.
@@ -57,6 +58,12 @@ def command(
     except UserError as error:
         if error.status != 404:
             raise
+        from podway.cli.service import show_logs  # a cluster's logs do without them
+        from podway.cli.services import existing_services
+
+        if any(one.name == cluster for one in existing_services(client)):
+            show_logs(client, cluster, job, LogKeywords(follow=keep, tail=tail, timestamps=timestamps))
+            return
         click.echo(f"Error: {error}", err=True)
         ctx.exit(NOT_FOUND)
     if status:

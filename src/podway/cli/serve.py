@@ -5,6 +5,7 @@ The server is a program of its own (`python -m podway.serve`), since it needs ja
 
 import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -25,7 +26,15 @@ class _AsIs(click.Command):
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> None:
-    """Serve a model with an OpenAI-compatible API."""
+    """Serve a model with an OpenAI-compatible API.
+
+    `up`, `update`, `status`, `down` and `logs` are about services, as `sky serve` has them.
+    """
+    if arguments and arguments[0] in ("up", "update", "status", "down", "logs") and not Path(arguments[0]).exists():
+        from podway.cli.serve_services import command as services  # a model is served without it
+
+        services.main(args=list(arguments), prog_name="podway serve", standalone_mode=False)
+        return
     try:
         args = parser().parse_args(list(arguments))
     except SystemExit as end:

@@ -41,6 +41,8 @@ def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -
         click.echo("No existing clusters.")
     else:
         click.echo(page(clusters, time.time(), verbose))
+    if output != "json" and not names:
+        _show_services(client)
     if refresh:
         click.echo(orphans_page(client.orphans(), time.time()), err=output == "json")
     elif overview.orphans:
@@ -48,6 +50,16 @@ def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -
             f"{format_count(overview.orphans, 'resource')} belong to no cluster. List them: podway status --refresh",
             err=True,
         )
+
+
+def _show_services(client: Client) -> None:
+    """Those there are, below the clusters that their replicas are."""
+    from podway.cli.services import existing_services, show  # not for a program that reads JSON
+
+    found = existing_services(client)
+    if found:
+        click.echo("\nServices")
+        show(found, "table", verbose=False)
 
 
 def orphans_page(found: OrphansReply, now: float) -> str:

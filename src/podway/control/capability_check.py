@@ -11,7 +11,7 @@ from podway.errors import UserError
 from podway.hosts.manifest import FileTree
 from podway.provider_table import ProviderRow, provider_rows, row_of
 from podway.task.mounts import settled
-from podway.task.task import Bucket, Task
+from podway.task.task import Bucket, ServiceSpec, Task
 
 
 class Remarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,14 +110,25 @@ def check_targets(trees: Sequence[FileTree], *, simulated: bool) -> None:
             raise _shared_root(tree.target)
 
 
-def _unattended(task: Task, capabilities: frozenset[str], simulated: bool) -> list[str]:
+def _service_notes(spec: ServiceSpec, setup: bool) -> list[str]:
+    """What a service file says that the gateway decides, and what it comes to on a cluster that is there already."""
+    if not setup:
+        return ["the service runs as a plain job on this cluster: make a service of it with podway apply"]
+    notes = []
+    if spec.load_balancing not in (None, "least_load", "least_outstanding"):
+        notes.append(
+            f"load_balancing_policy {spec.load_balancing} has no effect: requests go to the replica with the least to do"
+        )
+    if spec.https is not None:
+        notes.append("https has no effect: the certificate of the gateway decides")
+    return notes
+
+
+def _unattended(task: Task, capabilities: frozenset[str], simulated: bool, setup: bool) -> list[str]:
     """What a task says of how people and requests reach it."""
     notes = []
-    if task.service is not None and "replicas" not in capabilities:
-        notes.append(
-            f"the service runs as one replica, on port {task.service.port} of its hosts: replicas, probes, scaling, rate limits, "
-            "authentication and the model's name have no effect"
-        )
+    if task.service is not None:
+        notes += _service_notes(task.service, setup)
     if task.dev is not None and "dev" not in capabilities:
         notes.append("ide and inactivity_duration have no effect: open a shell on the hosts with podway ssh")
     if task.ports and "forwarding" not in capabilities:
@@ -146,7 +157,7 @@ def _notes(task: Task, capabilities: frozenset[str], simulated: bool, setup: boo
         )
     if any(isinstance(mount.source, Bucket) and not mount.source.persistent for mount in task.file_mounts):
         notes.append("persistent: false has no effect: Podway never deletes a bucket")
-    notes += _unattended(task, capabilities, simulated)
+    notes += _unattended(task, capabilities, simulated, setup)
     if simulated and any(resources.spot != "no" for resources in task.resources):
         notes.append("spot has no effect: a simulated slice is never preempted")
     return notes

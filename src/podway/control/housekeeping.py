@@ -1,4 +1,4 @@
-"""What a server throws away, once an hour: contents no open job needs, and the logs of clusters long gone."""
+"""What a server throws away, once an hour: contents no open job and no service needs, and the logs of clusters long gone."""
 
 import asyncio
 import logging
@@ -21,14 +21,14 @@ log = logging.getLogger("podway.housekeeping")
 def tidy(store: Store, blobs: BlobStore, archive: Archive, now: float) -> tuple[int, int]:
     """(contents removed, logs of clusters removed)."""
     needed: set[str] = set()
-    for cluster in store.live_clusters():
-        for job in store.jobs(cluster.id, open_only=True):
-            for tree in job.files:
-                needed.add(tree.manifest)
-                try:
-                    needed.update(TreeManifest.decode(blobs.read(tree.manifest)).sizes)
-                except UserError:
-                    continue  # its job will say so
+    jobs = (job for cluster in store.live_clusters() for job in store.jobs(cluster.id, open_only=True))
+    revisions = (revision for service in store.services.live() for revision in service.revisions)
+    for tree in (*(tree for job in jobs for tree in job.files), *(tree for one in revisions for tree in one.files)):
+        needed.add(tree.manifest)
+        try:
+            needed.update(TreeManifest.decode(blobs.read(tree.manifest)).sizes)
+        except UserError:
+            continue  # its job will say so
     removed, _ = blobs.gc(needed, grace_s=CONTENTS_KEPT_S)
     old = 0
     for place in archive.root.glob("*") if archive.root.exists() else ():

@@ -44,11 +44,20 @@ def differences(old: Revision, task: Task, files: tuple[FileTree, ...], secrets_
 
 
 def _plain(task: Task) -> dict[str, Any]:
-    tree: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(task, notes=(), secrets={}))
+    tree: dict[str, Any] = _tree(msgspec.structs.replace(task, notes=(), secrets={}))
     tree["secrets"] = sorted(task.secrets)
     if isinstance(task.workdir, LocalDir):
         del tree["workdir"]  # where it was on the machine the command was typed on is not what runs; its contents are
     return tree
+
+
+def _tree(value: Any) -> Any:
+    """With every default in its place, so that a value that a file leaves out is shown too."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _tree(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {name: _tree(one) for name, one in value.items()}
+    return [_tree(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _walk(path: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:

@@ -119,8 +119,12 @@ class ServiceController:
     # writing
 
     async def _write(self, service: Service, replicas: list[Replica], decision: Decision) -> None:
-        """First the replicas, then the service: what it says of itself is never ahead of them."""
-        for old, new in zip(replicas, decision.replicas, strict=True):
+        """First the replicas, then the service: what it says of itself is never ahead of them.
+
+        Of the replicas, first those that begin to take traffic: gateways see each write, and must never see too few.
+        """
+        pairs = zip(replicas, decision.replicas, strict=True)
+        for old, new in sorted(pairs, key=lambda pair: pair[1].state is not ReplicaState.READY):
             if new != old:
                 await asyncio.to_thread(
                     self.rows.save_replica, new, owner=self.parts.owner, text=_change_text(old, new)

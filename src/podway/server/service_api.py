@@ -91,6 +91,7 @@ class ServiceView(Reply, frozen=True):
     max_replicas: int
     target_replicas: int
     replicas: list[ReplicaView]
+    stalled: bool  # its newest revision has failed too often to be tried again
     rps: float | None  # requests per second lately; None: no gateway reports
     project: str | None
     shared_with: dict[str, str]  # person -> view or use

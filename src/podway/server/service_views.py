@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from podway.control.access import Caller, right_on
 from podway.control.autoscale import summarize
+from podway.control.decide_service import MOST_FAILURES
 from podway.control.records import Cluster
 from podway.control.route_table import direct_address
 from podway.control.service_records import Replica, Service
@@ -54,6 +55,7 @@ def service_view(store: Store, service: Service, *, ended: bool = False) -> Serv
         max_replicas=spec.scaling.max_replicas,
         target_replicas=service.memory.target,
         replicas=replicas,
+        stalled=service.failures >= MOST_FAILURES,
         rps=None if load is None else load.rps,
         hourly_cost=_total(one.hourly_cost for one in replicas if one.ended is None),
         cost=_total(one.cost for one in replicas),

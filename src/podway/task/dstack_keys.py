@@ -271,8 +271,11 @@ TASK = Table(
 
 _SCALING = Table(
     keys={
-        "metric": _about(Text(choices=("rps",)), "rps: requests a second."),
-        "target": _about(Number(above=0), "Of them, for each replica."),
+        "metric": _about(
+            Text(choices=("rps", "concurrency", "queue_time", "ttft")),
+            "rps: requests a second; concurrency: requests at once; queue_time, ttft: seconds (90th percentile).",
+        ),
+        "target": _about(Number(above=0), "Of them, for each replica; seconds, for a time."),
         "window": _about(_DURATION, "The time they are counted over: 30s, 60s or 300s."),
         "scale_up_delay": _about(_DURATION, "Wait before adding (5m)."),
         "scale_down_delay": _about(_DURATION, "Wait before removing (10m)."),

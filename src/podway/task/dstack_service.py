@@ -75,10 +75,15 @@ def _scaling(run: Layers, group: Field | None) -> Scaling:
     seconds = duration(window) if window else 60
     if window and seconds not in _WINDOWS_S:
         raise window.error(f"{window.found} is not a window requests are counted over", "write 30s, 60s or 300s")
+    metric = rules.get("metric")
+    assert metric is not None  # the shape requires it
+    by_rate = metric.text().lower() == "rps"
     return Scaling(
         min_replicas=low,
         max_replicas=high,
-        target_qps=target.number(),
+        metric=metric.text().lower(),  # type: ignore[arg-type]  # the shape allows no other
+        target=None if by_rate else target.number(),
+        target_qps=target.number() if by_rate else None,
         window_s=seconds,
         up_delay_s=duration(up) if up else 300,
         down_delay_s=duration(down) if down else 600,
