@@ -13,6 +13,7 @@ from podway.control import transitions
 from podway.control.people import token_digest
 from podway.control.records import Cluster, ClusterState, Event, JobState
 from podway.control.store import AlreadyEnded, Stale, Store, open_store, sqlite_url
+from podway.control.writing import add_events
 from podway.errors import UserError
 from tests.control.samples import cluster, job
 
@@ -227,3 +228,19 @@ def test_a_password_never_shows(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         open_store("postgresql://ann:hunter2@127.0.0.1:1/x")
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.e2e
+def test_events_of_slow_writers_are_not_passed_by(postgres: str) -> None:
+    """PostgreSQL hands out ids before a transaction is visible: whoever reads from the last id on must not miss the slower one."""
+    store = open_store(postgres)
+    slow, quick = (Event(time=1.0, cluster_id="race", text=text) for text in ("slow", "quick"))
+    writer = threading.Thread(target=store.add_event, args=(quick,))
+    with store.engine.begin() as db:
+        add_events(db, (slow,))
+        writer.start()
+        writer.join(1.0)
+        assert store.events("race") == []  # neither before the other
+        assert writer.is_alive()
+    writer.join(60)
+    assert [event.text for event in store.events("race")] == ["slow", "quick"]

@@ -1,6 +1,7 @@
 """The machines behind the sandbox's nodes: who may log in, what they are told, what is left when they stop, reboot or go."""
 
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -12,7 +13,7 @@ import pytest
 from google.api_core import exceptions
 from google.cloud import tpu_v2
 
-from podway.sandbox.hosts import make_key, why_no_hosts
+from podway.sandbox.hosts import make_key, netns, why_no_hosts
 from podway.sandbox.hosts.netns import PLACE, why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
 from tests.conftest import wait_until
@@ -21,6 +22,29 @@ from tests.sandbox.clients import over_grpc, session_of
 pytestmark = pytest.mark.skipif(bool(why_no_hosts()), reason=str(why_no_hosts()))
 needs_root = pytest.mark.skipif(bool(why_no_namespaces()), reason=str(why_no_namespaces()))
 PARENT = "projects/sandbox/locations/us-east5-b"
+
+
+@needs_root
+def test_a_bridge_whose_maker_was_killed_at_the_wrong_moment_is_removed() -> None:
+    """Between making it and writing down whose it is, or between removing that and the bridge itself."""
+    PLACE.mkdir(mode=0o755, exist_ok=True)
+    with subprocess.Popen(["sleep", "1000"]) as maker:
+        dead, living = f"pwb{os.getpid()}1"[:15], f"pwb{os.getpid()}2"[:15]
+        try:
+            for bridge, pid in ((dead, maker.pid), (living, os.getpid())):
+                words = ["ip", "link", "add", bridge, "address", netns._address_of(pid), "type", "bridge"]
+                subprocess.run(words, check=True)
+            netns._remove_orphans()
+            assert Path(f"/sys/class/net/{dead}").exists()
+            maker.kill()
+            maker.wait()
+            netns._remove_orphans()
+            assert not Path(f"/sys/class/net/{dead}").exists()
+            assert Path(f"/sys/class/net/{living}").exists()
+        finally:
+            maker.kill()
+            for bridge in (dead, living):
+                subprocess.run(["ip", "link", "del", bridge], capture_output=True)
 
 
 class Lab:

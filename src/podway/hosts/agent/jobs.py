@@ -223,8 +223,6 @@ class Jobs:
         interpreter = request.get("interpreter") or ["bash"]
         if not isinstance(interpreter, list) or not all(map(_is_word, interpreter)):
             raise RequestRefused("interpreter must be a list of words")
-        if request.get("login"):
-            interpreter = [*interpreter, "-l"]
         cwd = request.get("cwd") or "~"
         if not _is_word(cwd):
             raise RequestRefused("cwd must be a path")

@@ -28,6 +28,8 @@ def _registry() -> Path:
     """The folder of claims."""
     place = Path(tempfile.gettempdir()) / f"podway-subnets-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
+    if place.is_symlink() or place.stat().st_uid != os.getuid():  # /tmp is everybody's
+        raise UserError(f"{place} is another user's", "remove it, or set TMPDIR to a directory of your own")
     return place
 
 

@@ -318,9 +318,9 @@ def _claim() -> int:
     for step in range(MOST_SETS):
         # Not always from the first on: a number just given back is not at once another's.
         number = (os.getpid() + step) % MOST_SETS
-        made = subprocess.run(
-            ["ip", "link", "add", f"pwb{number}", "type", "bridge"], capture_output=True, text=True, timeout=10
-        )
+        # In one step with a mark of its maker: one that is killed right after it leaves a bridge that can be told for its own.
+        add = ["ip", "link", "add", f"pwb{number}", "address", _address_of(os.getpid()), "type", "bridge"]
+        made = subprocess.run(add, capture_output=True, text=True, timeout=10)
         if made.returncode == 0:
             return number
         if "exists" not in made.stderr:
@@ -360,6 +360,27 @@ def _remove_orphans() -> None:
             continue  # just being made
         if _start_of(int(pid)) != start:
             _remove(int(place.name))
+    for bridge in Path("/sys/class/net").glob(
+        "pwb*"
+    ):  # without a place: killed before that was made, or after it was removed
+        number = bridge.name.removeprefix("pwb")
+        if number.isdigit() and not (PLACE / number).exists() and not _maker_lives(bridge):
+            _ip([f"link del {bridge.name}"], force=True)
+
+
+def _address_of(pid: int) -> str:
+    """A hardware address that names a process: locally administered, its id, and the end of the time that it began at."""
+    number = pid.to_bytes(3, "big") + (int(_start_of(pid) or 0) & 0xFFFF).to_bytes(2, "big")
+    return ":".join(f"{byte:02x}" for byte in (2, *number))
+
+
+def _maker_lives(bridge: Path) -> bool:
+    try:
+        address = (bridge / "address").read_text().strip()
+    except OSError:
+        return True  # just gone
+    pid = int(address.replace(":", "")[2:8], 16)
+    return not address.startswith("02:") or _address_of(pid) == address
 
 
 def _lives(pid: int) -> bool:
