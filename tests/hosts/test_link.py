@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import time
@@ -239,3 +240,26 @@ def test_a_home_of_another_user_is_reached_only_at_that_users_agent(host):
     assert asyncio.run(hello(os.getuid())) == str(host.home)
     with pytest.raises(ProviderError, match="is not the agent of that home"):
         asyncio.run(hello(os.getuid() + 1))
+
+
+@pytest.mark.parametrize("answer", [b'{"ok":true,"size":1099511627776}\n', b"{" * (wire.MAX_LINE + 2)])
+def test_a_host_cannot_fill_the_servers_memory(answer):
+    """Whoever owns a host may put another program in the agent's place."""
+
+    async def main():
+        async def serve(reader, writer):
+            await reader.readline()
+            writer.write(answer)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        agent = link.AgentLink(lambda: asyncio.open_connection("127.0.0.1", port))
+        with pytest.raises(ProviderError, match="nonsense"):
+            await agent.call("hello", timeout=60)
+        agent.close()
+        server.close()
+
+    asyncio.run(main())

@@ -28,6 +28,7 @@ from podway.hosts.agent import processes, wire
 from podway.hosts.bundle import bundle
 
 READ_SIZE = 256 << 10
+MAX_REPLY = 64 << 20  # the digests of two million files; whoever owns a host may answer what they like
 IDLE_CONNECTIONS = 4
 START_TIMEOUT_S = 20.0
 
@@ -90,6 +91,8 @@ class _Connection:
             self._writer.write(body)
         await self._writer.drain()
         fields, size = wire.decode(await self._line())
+        if size > MAX_REPLY:
+            raise wire.WireError(f"the reply has {size} bytes")
         return AgentReply(fields=fields, body=await self._exactly(size))
 
     async def _fill(self) -> None:
