@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test system-packages clients lint soak bench bench-server bench-scale bench-gateway bench-plan bench-train bench-aot screenshots clean
+.PHONY: help setup demo test system-packages clients lint soak bench bench-server bench-scale bench-gateway bench-autoscale bench-plan bench-train bench-aot screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ bench-scale: setup system-packages  ## As root: 64 namespace hosts over ssh, fil
 
 bench-gateway: setup  ## The gateway beside LiteLLM's, SkyServe's and dstack's proxies: requests/s, latency, streams (6 minutes): docs/benchmarks.md
 	$(BIN)/python -m tools.bench.gateway --write
+
+bench-autoscale: setup  ## The autoscaler over days of load beside the rules of SkyServe and dstack (1 minute): writes docs/services.md
+	$(BIN)/python -m tools.bench.autoscale --write docs/services.md
 
 bench-plan: setup  ## The planner's predictions beside published results: writes docs/planning.md
 	$(BIN)/python -m tools.bench.plan --write docs/planning.md

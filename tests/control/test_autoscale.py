@@ -60,7 +60,7 @@ def test_a_spike_inside_the_delay_buys_nothing_and_a_lull_takes_nothing() -> Non
     assert memory == ScalingMemory(target=2)
     for second in range(0, 61, 10):
         memory = autoscale(memory, RPS, LoadView(rps=16.0 if second == 20 else 6.0), float(second))
-    assert memory.target == 3  # what was wanted all the time, not at the peak
+    assert memory.target == 3  # what is wanted when the delay is over, not at the peak
     for second in range(0, 121, 10):
         memory = autoscale(memory, RPS, LoadView(rps=4.0 if second == 50 else 0.0), 1000.0 + second)
     assert memory.target == 2  # what was wanted at some time, not at the end

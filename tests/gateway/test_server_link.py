@@ -15,7 +15,7 @@ from podway.errors import UserError
 from podway.gateway import server_link
 from podway.gateway.ledger import UsageLedger, leftovers
 from podway.gateway.limits import Budgets
-from podway.gateway.load import LoadMeter
+from podway.gateway.load import LoadMeter, ServiceMeter
 from podway.gateway.proxy import Gateway
 from podway.gateway.report import GatewayReport
 from podway.gateway.server_link import ServerLink
@@ -265,3 +265,10 @@ def test_concurrency_is_an_average() -> None:
 async def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.01)
+
+
+def test_the_requests_that_each_replica_has_are_told() -> None:
+    meter = ServiceMeter(100.0)
+    for replica, change in (("s-1", 1), ("s-1", 1), ("s-2", 1), ("s-3", 1), ("s-3", -1)):
+        meter.with_replica(replica, change)
+    assert meter.take("s", 101.0).open_requests == {"s-1": 2, "s-2": 1}

@@ -2,9 +2,9 @@
 
 1. `summarize` makes one figure of the reports of all gateways over the window of the file.
 2. `wanted_replicas` says how many replicas that load asks for, by the metric of the file.
-3. `autoscale` moves the target. Up, once more than the target have been wanted for the whole `up_delay_s`: to the least that was
-   wanted meanwhile, so that a spike inside the delay buys nothing. Down, once fewer have been wanted for the whole `down_delay_s`:
-   to the most that was wanted meanwhile, so that a short lull takes nothing away. From zero it goes up at once: somebody waits.
+3. `autoscale` moves the target. Up, once more than the target have been wanted for the whole `up_delay_s`: to what is wanted then,
+   so that a spike that ends inside the delay buys nothing. Down, once fewer have been wanted for the whole `down_delay_s`: to the
+   most that was wanted meanwhile, so that a short lull takes nothing away. From zero it goes up at once: somebody waits.
 
 While no gateway reports, nothing is known of the load, and the target stays.
 """
@@ -119,10 +119,9 @@ def autoscale(
         if current == 0:
             return ScalingMemory(target=wanted)
         since = now if memory.above_since is None else memory.above_since
-        least = wanted if memory.above_since is None else min(wanted, memory.above_least)
         if now - since >= scaling.up_delay_s:
-            return ScalingMemory(target=least)
-        return ScalingMemory(target=current, above_since=since, above_least=least)
+            return ScalingMemory(target=wanted)
+        return ScalingMemory(target=current, above_since=since)
     since = now if memory.below_since is None else memory.below_since
     most = wanted if memory.below_since is None else max(wanted, memory.below_most)
     if now - since >= scaling.down_delay_s:

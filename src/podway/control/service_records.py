@@ -74,8 +74,7 @@ class ScalingMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """What the autoscaler remembers between two looks: since when it has wanted another number of replicas."""
 
     target: int = 0  # replicas wanted now
-    above_since: float | None = None  # more than the target have been wanted since, and never fewer than `above_least`
-    above_least: int = 0
+    above_since: float | None = None  # more than the target have been wanted since
     below_since: float | None = None  # fewer than the target have been wanted since, and never more than `below_most`
     below_most: int = 0
 

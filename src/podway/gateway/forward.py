@@ -197,6 +197,8 @@ class Forwarder:
         more = any(one.id not in tried for one in routed.service.backends)
         streamed = routed.question is not None and routed.question.stream
         self.balancer.begun(routed.service.name, backend, routed.tokens, routed.beginnings)
+        meter = self._loads.of(routed.service.name, time.monotonic())
+        meter.with_replica(backend.id, 1)
         try:
             for fresh in (not repeatable, True):  # the replica may have closed a connection that waited
                 try:
@@ -216,6 +218,7 @@ class Forwarder:
             return self._judge(outcome, relay, routed, backend)
         finally:
             self.balancer.ended(backend.id, routed.tokens)
+            meter.with_replica(backend.id, -1)
 
     def _failed(self, routed: Routed, backend: Backend) -> None:
         now = time.monotonic()

@@ -42,6 +42,7 @@ class ServiceMeter:
 
     def __init__(self, now: float) -> None:
         self._running = self._waiting = 0
+        self._open: dict[str, int] = {}
         self._busy = 0.0  # request-seconds
         self._changed = now
         self._begin(now)
@@ -70,6 +71,12 @@ class ServiceMeter:
         """The replica has it no more."""
         self._turn(now)
         self._running -= 1
+
+    def with_replica(self, replica: str, change: int) -> None:
+        """So many more (or fewer) requests are with a replica, also with one that the routes have dropped meanwhile."""
+        count = self._open.pop(replica, 0) + change
+        if count:
+            self._open[replica] = count
 
     def answered(self, status: int, first_byte_s: float | None) -> None:
         """It is over."""
@@ -108,6 +115,7 @@ class ServiceMeter:
             ttft=self._ttft.summary(),
             queue=self._queue.summary(),
             failures=dict(self._failures),
+            open_requests=dict(self._open),
         )
         self._busy = 0.0
         self._begin(now)
