@@ -80,6 +80,9 @@ def litellm(place: Path, upstream: int) -> Iterator[Started]:
     )
     command = [str(bin_dir / "litellm"), "--config", str(config), "--port", str(port), "--num_workers", "1"]
     env = {"PATH": f"{bin_dir}:{os.environ['PATH']}", "HOME": str(place), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    env["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = (
+        "true"  # without a check of keys, which would cost it time
+    )
     with process(command, PROXY_CORE, place / "litellm.log", env=env) as started:
         yield port, "/v1/chat/completions", "sk-none", started.pid
 
@@ -92,9 +95,9 @@ port, upstream, controller = map(int, sys.argv[1:4])
 class Controller(BaseHTTPRequestHandler):
     def do_POST(self):
         self.rfile.read(int(self.headers.get('content-length', 0)))
-        body = json.dumps({'ready_replica_urls': [f'http://127.0.0.1:{upstream}'],
-                           'replica_info': [{'url': f'http://127.0.0.1:{upstream}', 'gpu_type': 'TPU'}]}).encode()
-        self.send_response(200); self.send_header('content-length', str(len(body))); self.end_headers(); self.wfile.write(body)
+        body = json.dumps({'replica_info': {f'http://127.0.0.1:{upstream}': {'gpu_type': 'TPU'}}}).encode()
+        self.send_response(200); self.send_header('content-type', 'application/json')
+        self.send_header('content-length', str(len(body))); self.end_headers(); self.wfile.write(body)
     def log_message(self, *a): pass
 threading.Thread(target=ThreadingHTTPServer(('127.0.0.1', controller), Controller).serve_forever, daemon=True).start()
 load_balancer.run_load_balancer(f'http://127.0.0.1:{controller}', port, 'least_load')
