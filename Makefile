@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test system-packages clients lint soak bench bench-server bench-scale bench-gateway bench-autoscale bench-plan bench-train bench-aot screenshots clean
+.PHONY: help setup demo test system-packages clients lint soak bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,12 @@ bench-server: setup  ## How soon the server answers with 2,000 waiters and 200 l
 
 bench-scale: setup system-packages  ## As root: 64 namespace hosts over ssh, files against rsync, logs, 1,000 endpoints (25 minutes): docs/benchmarks.md
 	$(BIN)/python -m tools.bench.scale
+
+bench-growth: setup  ## What the control plane costs for 100, 1,000 and 10,000 hosts (15 minutes): docs/benchmarks.md
+	$(BIN)/python -m tools.bench.growth
+
+bench-postgres: setup system-packages  ## Two servers on one PostgreSQL: 200 clusters, 2,000 jobs, servers killed at random (10 minutes): docs/benchmarks.md
+	$(BIN)/python -m tools.bench.postgres
 
 bench-gateway: setup  ## The gateway beside LiteLLM's, SkyServe's and dstack's proxies: requests/s, latency, streams (6 minutes): docs/benchmarks.md
 	$(BIN)/python -m tools.bench.gateway --write

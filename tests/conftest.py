@@ -3,10 +3,8 @@
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from tools.bench.own_postgres import binaries, own_postgres
 
 SKIPPED: list[str] = []
 SLOWEST = (
@@ -63,41 +62,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
 
 
-def pg_bin() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
-    if found:
-        return found[-1].parent
-    here = shutil.which("pg_ctl")
-    return Path(here).parent if here else None
-
-
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """A PostgreSQL of our own, on a socket in a temporary directory."""
-    binaries = pg_bin()
-    if binaries is None:
+    programs = binaries()
+    if programs is None:
         pytest.skip("PostgreSQL is not installed (tools/system-packages installs it for root)")
-    place = Path("/tmp") / f"podway-pg-{time.time_ns()}"  # a socket's path must be short
-    place.mkdir(mode=0o777)
-    place.chmod(0o777)
-    as_user = ["runuser", "-u", "postgres", "--"] if Path("/proc/self").stat().st_uid == 0 else []
-    data = place / "data"
-
-    def run(*command: str) -> None:
-        subprocess.run([*as_user, *command], check=True, capture_output=True, cwd="/")
-
-    try:
-        run(str(binaries / "initdb"), "-D", str(data), "-A", "trust", "-U", "postgres")
-        run(str(binaries / "pg_ctl"), "-D", str(data), "-w", "-l", str(place / "log"), "-o",
-            f"-c listen_addresses='' -k {place} -c fsync=off", "start")  # fmt: skip
-        yield f"postgresql://postgres@/postgres?host={place}"
-    finally:
-        subprocess.run(
-            [*as_user, str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"],
-            capture_output=True,
-            cwd="/",
-        )
-        shutil.rmtree(place, ignore_errors=True)
+    with own_postgres(programs) as url:
+        yield url
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import psutil
-from tools.bench import endpoints, report, scale
+from tools.bench import endpoints, growth, report, scale
 
 
 def test_the_control_plane_over_endpoints_of_one_process(tmp_path: Path) -> None:
@@ -12,15 +12,21 @@ def test_the_control_plane_over_endpoints_of_one_process(tmp_path: Path) -> None
     assert [key for key, *_ in rows] == ["endpoints", "endpoints-run", "endpoints-cancel", "endpoints-many"]
     assert all(0 < took < 60 for _, _, took, _ in rows)
     assert re.search(r"server: \d+\.\d s of CPU", rows[0][3]) and "2 launches of 20 each" in rows[3][1]
-    left = [process.cmdline() for process in psutil.process_iter() if "tools.bench.endpoints" in _words(process)]
-    assert left == []
+    assert left_behind() == []
 
 
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.Error:
-        return []
+def left_behind() -> list[list[str]]:
+    """Of this process alone: other tests run endpoints of their own."""
+    found = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+    return [words for words in found if "tools.bench.endpoints" in words]
+
+
+def test_the_cost_of_a_host_is_measured(tmp_path: Path) -> None:
+    found = growth.measure(40, cluster_hosts=20, watched_s=0.5)
+    assert (found.hosts, found.clusters) == (40, 2) and found.launch_cpu_s > 0 and found.status_s > 0
+    text = growth.page([found])
+    assert "| 40 in 2 |" in text and text.startswith("## Growth")
+    assert left_behind() == []
 
 
 def test_the_working_directory_is_as_large_as_it_says_and_the_same_each_time(tmp_path: Path) -> None:
