@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+from podway.control.verbs import Control
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.server.openapi import document
 from podway.server.routes import ROUTES
@@ -187,6 +188,23 @@ def test_the_openapi_document_covers_every_route(web: TestClient) -> None:
     mounted = {(path.path, method) for path in web.app.routes for method in path.methods - {"HEAD"}}  # type: ignore[attr-defined]
     assert mounted - OUTSIDE == {(r.path, r.method) for r in ROUTES}
     assert shown["openapi"].startswith("3.1")
+
+
+@pytest.mark.parametrize("number", ["\u00b2", "%C2%B2", "\u0663", "1e3", "-1", "+1", "0x1", "1_0", "9" * 30, " 1"])
+def test_what_is_no_number_is_not_found(web: TestClient, number: str) -> None:
+    for path in (f"/v1/clusters/c1/jobs/{number}", f"/v1/clusters/c1/jobs/{number}/watch?follow=false"):
+        assert web.get(path, headers=HEADERS).status_code in (400, 404), path
+    for path in (f"/v1/clusters/c1/events?after={number}", f"/v1/audit?limit={number}"):
+        assert web.get(path, headers=HEADERS).status_code in (200, 400, 404), path
+
+
+def test_a_path_can_neither_forge_lines_of_the_log_nor_steer_a_terminal(
+    web: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Control, "find_for", lambda *_: 1 / 0)
+    assert web.get("/v1/clusters/a%0A%1B%5B2J2026-01-01 INFO forged", headers=HEADERS).status_code == 500
+    (record,) = [one for one in caplog.records if "forged" in one.getMessage()]
+    assert record.getMessage().isprintable()
 
 
 def test_an_unknown_key_is_named(web: TestClient) -> None:

@@ -32,6 +32,7 @@ from podway.server.routes import ROUTES
 from podway.server.routing import ApiCall, Route, Services, Stream, read_query
 from podway.server.service_api import ApplyBody
 from podway.server.sessions import COOKIE, CSRF_HEADER, csrf_matches
+from podway.terminal import visible
 from podway.version import __version__
 
 log = logging.getLogger("podway.server")
@@ -144,9 +145,9 @@ def _guarded(answer: Endpoint) -> Endpoint:
             return Response(status_code=400)
         except Exception as error:
             if (refusal := _why_unwritten(error)) is not None:
-                log.warning("%s %s: %s", request.method, request.url.path, refusal.what)
+                log.warning("%s %s: %s", request.method, visible(request.url.path), refusal.what)
                 return _error(refusal.status, refusal.what, refusal.hint)
-            log.exception("%s %s", request.method, request.url.path)
+            log.exception("%s %s", request.method, visible(request.url.path))  # which may hold anything
             return _error(500, "Podway itself failed", "the server's log tells more: podway server logs")
 
     return endpoint
