@@ -72,6 +72,16 @@ def test_a_session_reads_and_changes_with_its_token_alone(web: TestClient) -> No
     assert web.get("/v1/clusters").status_code == 401
 
 
+def test_a_session_ends_with_its_token(web: TestClient) -> None:
+    admin = {"Authorization": f"Bearer {TOKEN}"}
+    token = web.post("/v1/tokens", json={"user": "bob"}, headers=admin).json()["token"]
+    link = web.post("/v1/session-links", headers={"Authorization": f"Bearer {token}"}).json()["path"]
+    assert web.get(link, follow_redirects=False).status_code == 303
+    assert web.get("/v1/clusters").status_code == 200
+    assert web.delete("/v1/users/bob", headers=admin).status_code == 200
+    assert web.get("/v1/clusters").status_code == 401
+
+
 def test_a_wrong_token_is_not_helped_by_a_cookie(web: TestClient) -> None:
     log_in(web)
     assert web.get("/v1/clusters", headers={"Authorization": "Bearer wrong"}).status_code == 401
