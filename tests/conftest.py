@@ -28,6 +28,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HURRY}".strip()
 for _name in [*os.environ]:
     if _name.startswith(("PODWAY_GCP_", "GOOGLE_", "CLOUDSDK_")):
         del os.environ[_name]
+os.environ["PODWAY_SSH_CONFIG"] = f"{tempfile.gettempdir()}/podway-ssh-config-{os.getpid()}"  # the same for their ssh
 os.environ["CLOUDSDK_CONFIG"] = f"{tempfile.gettempdir()}/podway-gcloud-{os.getpid()}"  # nothing is there
 # How long an example takes says how busy the machine is. CI tries the same examples each time, others new ones.
 settings.register_profile(

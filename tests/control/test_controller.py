@@ -50,6 +50,7 @@ def test_hosts_lost_while_a_job_begins(
         archive=Archive(tmp_path / "logs"),
         provider=lambda name: Preempted(tmp_path),
         cache_dir="",
+        home=tmp_path,
         owner="me",
     )
     assert asyncio.run(Controller(parts, UP.id)._step())

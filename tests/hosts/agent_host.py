@@ -68,8 +68,8 @@ class Host:
         log = self.state / "agent.log"
         assert not log.exists() or "Traceback" not in log.read_text(), log.read_text()
 
-    def start_agent(self) -> int:
-        env = {**os.environ, processes.HOST_ID_VARIABLE: self.host_id}
+    def start_agent(self, **more: str) -> int:
+        env = {**os.environ, processes.HOST_ID_VARIABLE: self.host_id, **more}
         done = subprocess.run(self.command, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         self.pid = int(done.stdout)
@@ -79,9 +79,9 @@ class Host:
         os.kill(self.pid, signal.SIGKILL)
         until(lambda: not alive(self.pid))
 
-    def restart(self) -> None:
+    def restart(self, **env: str) -> None:
         self.kill_agent()
-        self.start_agent()
+        self.start_agent(**env)
 
     def exchange(self, op: object, body: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
         with connect(str(self.home)) as connection, connection.makefile("rwb") as stream:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from tests.hosts.agent_host import Host, Refusal, until
 
-from podway.hosts.agent import processes
+from podway.hosts.agent.connections import ATTACHED_VARIABLE
+from podway.hosts.agent.records import CONFINED
 
 
 class Cloud:
@@ -98,7 +99,9 @@ def test_a_job_keeps_it(host: Host, cloud: Cloud) -> None:
 
 
 def test_a_shell_keeps_it_where_the_rule_counts_them(host: Host, cloud: Cloud) -> None:
-    shell = subprocess.Popen(["sleep", "100"], env={**os.environ, processes.JOB_ID_VARIABLE: "c0ffee-shell"})
+    host.restart(**{CONFINED: "1"})  # as a simulated host: there a connection is a process with a mark
+    shell = subprocess.Popen(["sleep", "100"], env={**os.environ, ATTACHED_VARIABLE: host.host_id})
+    other = subprocess.Popen(["sleep", "100"], env={**os.environ, ATTACHED_VARIABLE: f"{host.host_id}0"})
     try:
         host.call("idle_shutdown", policy=cloud.policy(shell="c0ffee-shell"))
         time.sleep(1.0)
@@ -106,7 +109,11 @@ def test_a_shell_keeps_it_where_the_rule_counts_them(host: Host, cloud: Cloud) -
     finally:
         shell.kill()
         shell.wait()
-    until(lambda: cloud.asked == BOTH)
+    try:
+        until(lambda: cloud.asked == BOTH)
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_no_rule_no_leaving(host: Host, cloud: Cloud) -> None:

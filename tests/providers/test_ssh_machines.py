@@ -25,7 +25,7 @@ from podway.providers.ssh.provider import SshProvider
 from podway.sandbox.hosts import make_hosts, make_key, pool_text, why_no_hosts
 from podway.sandbox.hosts.netns import NetnsHosts, why_no_namespaces
 from podway.server.api import ShellReply
-from podway.server.shell import shell_command
+from podway.server.shell import checked_login, shell_command
 from tests.conftest import wait_until
 
 PAIR = Order(accelerator_type="v4-16", topology="2x2x2", provider="ssh", hosts_per_slice=2, chips_per_host=4)
@@ -312,7 +312,7 @@ def test_through_a_jump_host_that_forwards_no_sockets(lab: NetnsHosts, tmp_path:
             how = provider.shell(host, {"GREETING": "it's me"})
             reply = ShellReply(home=how.home, env=how.env, endpoint=how.endpoint, known_hosts=list(how.known_hosts))
             say = 'echo "$GREETING at $(hostname)"; exit 7'
-            argv = shell_command(reply, say, cluster="a", own_server=True).argv
+            argv = shell_command(checked_login(reply, cluster="a", own_server=True), say, cluster="a").argv
             process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
             out, _ = await process.communicate()
             assert out.decode().splitlines()[-1] == "it's me at h1" and process.returncode == 7

@@ -62,6 +62,12 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "version": ("podway.cli.version:command", "Show the version.", SERVER),
 }
 
+# Commands that entries of an ssh config run (hosts/ssh/config.py), not people.
+FOR_SSH = {
+    "ssh-proxy": "podway.cli.ssh_hooks:proxy",
+    "ssh-login": "podway.cli.ssh_hooks:login",
+}
+
 # What other tools call these verbs, for the suggestion after a typing mistake.
 KNOWN_AS = {
     "api": "server",
@@ -83,9 +89,10 @@ class VerbTable(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the verb's file, now that it is needed."""
-        if cmd_name not in VERBS:
+        where = VERBS[cmd_name][0] if cmd_name in VERBS else FOR_SSH.get(cmd_name)
+        if where is None:
             return None
-        module, _, name = VERBS[cmd_name][0].partition(":")
+        module, _, name = where.partition(":")
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
@@ -94,7 +101,7 @@ class VerbTable(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest verb in the message: click knows only commands that are imported."""
-        if args[0] not in VERBS and not ctx.resilient_parsing:
+        if args[0] not in VERBS and args[0] not in FOR_SSH and not ctx.resilient_parsing:
             from difflib import get_close_matches  # only a mistake needs it
 
             near = [KNOWN_AS[args[0]]] if args[0] in KNOWN_AS else get_close_matches(args[0], VERBS, n=1)

@@ -142,7 +142,7 @@ def _doing(preview: PreviewReply) -> str:
 def _see_through(client: Client, screen: Screen, reply: LaunchReply, interaction: Interaction) -> int:
     """Follow what was started, unless detached; then list useful commands."""
     end = Frame(kind="end")
-    code = 0
+    code, shell = 0, f"podway ssh {reply.cluster}"
     if reply.job is None:
         if not interaction.detach:
             screen.wait(f"Launching cluster {reply.cluster}")
@@ -157,11 +157,21 @@ def _see_through(client: Client, screen: Screen, reply: LaunchReply, interaction
             _show_queue(client, screen, reply.cluster, reply.job)
         end = follow(client, screen, reply.cluster, reply.job, printer, raw=interaction.raw)
         code = show_end(screen, reply.job, end)
-    screen.line(useful_commands(reply.cluster, None if end.state in ENDED else reply.job))
+    if reply.created and not interaction.detach:
+        shell = _offer_ssh(client, screen, reply.cluster, ask=not interaction.yes)
+    screen.line(useful_commands(reply.cluster, None if end.state in ENDED else reply.job, shell))
     if interaction.json:
         document = {**msgspec.to_builtins(reply), "state": end.state or None, "reason": end.reason}
         click.echo(msgspec.json.format(msgspec.json.encode(document)))
     return code
+
+
+def _offer_ssh(client: Client, screen: Screen, name: str, *, ask: bool) -> str:
+    """How to open a shell on the cluster, if it is still up."""
+    from podway.cli.ssh_names import offer_ssh_name  # only a launch needs it
+
+    cluster = client.cluster(name)
+    return offer_ssh_name(client, screen, cluster, ask=ask) if cluster.state == "UP" else f"podway ssh {name}"
 
 
 def _show_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
@@ -171,18 +181,21 @@ def _show_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
         screen.line(f"{MORE} Waiting for {format_count(len(waiting), 'job')} ahead of this one.")
 
 
-def useful_commands(cluster: str, job: int | None) -> str:
-    """Commands to type next."""
+def useful_commands(cluster: str, job: int | None, shell: str) -> str:
+    """Commands to type next; `shell` opens one on the cluster."""
     blocks = []
     if job is not None:
         blocks.append(
-            (f"Job ID: {job}", [("follow it", f"logs {cluster} {job}"), ("cancel it", f"cancel {cluster} {job}")])
+            (
+                f"Job ID: {job}",
+                [("follow it", f"podway logs {cluster} {job}"), ("cancel it", f"podway cancel {cluster} {job}")],
+            )
         )
     on_cluster = [
-        ("run more on it", f"exec {cluster} FILE"),
-        ("see its jobs", f"queue {cluster}"),
-        ("open a shell on it", f"ssh {cluster}"),
-        ("delete it", f"down {cluster}"),
+        ("run more on it", f"podway exec {cluster} FILE"),
+        ("see its jobs", f"podway queue {cluster}"),
+        ("open a shell on it", shell),
+        ("delete it", f"podway down {cluster}"),
     ]
     blocks.append((f"Cluster name: {cluster}", on_cluster))
     lines = ["", "Useful commands"]
@@ -190,5 +203,5 @@ def useful_commands(cluster: str, job: int | None) -> str:
         lines.append(title)
         for index, (what, how) in enumerate(items):
             branch = LAST if index == len(items) - 1 else MORE
-            lines.append(f"{branch} To {what + ':':<20} podway {how}")
+            lines.append(f"{branch} To {what + ':':<20} {how}")
     return "\n".join(lines)

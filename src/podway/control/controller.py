@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -25,7 +26,8 @@ from podway.control.failover import Place, PlaceRecord
 from podway.control.fleet import Fleet
 from podway.control.gang import Gang
 from podway.control.heartbeat import Heartbeat
-from podway.control.records import Cluster, ClusterState, Event, Job, JobState, shell_key
+from podway.control.records import Cluster, ClusterState, Event, Job, JobState
+from podway.control.ssh_entries import SshEntries
 from podway.control.store import AlreadyEnded, Stale, Store
 from podway.control.vault import SecretVault
 from podway.errors import ProviderError, UserError
@@ -36,6 +38,7 @@ from podway.task.task import Autostop
 
 PATIENCE_S = 2.0  # between tries of an action that failed
 LOOK_S = 5.0  # between looks at hosts that run jobs: they may be preempted
+CONNECTIONS_S = 10.0  # between looks at whether somebody is logged in to an idle cluster
 SLOWEST_S = 2.0  # between looks at something that takes its time
 
 log = logging.getLogger("podway.controller")
@@ -51,6 +54,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     provider: Callable[[str], Provider]
     cache_dir: str
     owner: str
+    home: Path  # where the files behind `ssh NAME` are
 
 
 def name_hosts(seen: Observation, cluster: str) -> Observation:
@@ -72,6 +76,8 @@ class Controller:
         self._last = ("", 0)  # the last verb, and how often it came in a row
         self._said = ""  # the last error that was told
         self._heartbeat = Heartbeat(self._arm_autostop)
+        self._ssh_entries = SshEntries(parts.home)
+        self._next_connections = 0.0
 
     async def run(self) -> None:
         """Until the cluster is gone or the lease is lost."""
@@ -104,6 +110,8 @@ class Controller:
                 cluster = self.cluster
             wait = await self._act(provider, decide(cluster, jobs, seen, time.time()), seen, jobs)
             wait = min(wait, self._heartbeat.beat(provider, self.cluster))
+            await self._ssh_entries.publish(provider, self.cluster)
+            wait = min(wait, await self._note_connections(provider, jobs))
             self.failures = 0
         except (ProviderError, UserError, OSError) as error:
             self.failures += 1
@@ -262,15 +270,26 @@ class Controller:
         await self._save(f"{'down' if down else 'stop'} by autostop: {reason}", change(self.cluster))
         return 0
 
+    async def _note_connections(self, provider: Provider, jobs: list[Job]) -> float:
+        """The idle time counts from the end of the last connection, so it is looked for while the cluster idles."""
+        cluster, now = self.cluster, time.monotonic()
+        if cluster.state is not ClusterState.UP or cluster.goal != "up" or cluster.autostop is None or jobs:
+            return CONNECTIONS_S
+        pause = min(CONNECTIONS_S, max(0.5, cluster.autostop.idle_minutes * 60 / 4))
+        if now >= self._next_connections:
+            if await self._someone_is_there(provider):
+                await self._touch()
+            self._next_connections = time.monotonic() + pause
+        return max(0.1, self._next_connections - time.monotonic())
+
     async def _someone_is_there(self, provider: Provider) -> bool:
-        """An open shell keeps a cluster awake, unless its autostop policy says that only jobs count."""
+        """Whoever is logged in keeps a cluster awake, unless its autostop policy says that only jobs count."""
         if self.cluster.autostop is None or self.cluster.autostop.wait_for != "jobs_and_ssh":
             return False
         fleet = Fleet(provider, self.cluster)
         try:
-            job = shell_key(self.cluster)
-            used = await asyncio.gather(*(s.call("job_processes", job=job, patience=2.0) for s in fleet.sessions))
-            return any(answer.get("processes") for answer in used)
+            answers = await asyncio.gather(*(session.call("connected", patience=2.0) for session in fleet.sessions))
+            return any(answer.get("connected") for answer in answers)
         except ProviderError:
             return False
         finally:

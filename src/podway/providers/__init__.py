@@ -5,7 +5,7 @@ the cluster's name alone, so that a server that was killed finds again what it h
 returns at once: submit twice is one cluster, destroy of a missing one is silence, slow things are seen by `observe`.
 
 `Provider` is what every one of them implements. What only some can do is a protocol of its own, asked for with `isinstance`:
-`SupportsStop`, `SupportsListing`, `SupportsSelfTeardown`, `SupportsShell`, `SupportsPorts`.
+`SupportsStop`, `SupportsListing`, `SupportsSelfTeardown`, `SupportsShell`, `SupportsPorts`, `SupportsCertificates`.
 
 A provider is one package and one row in `podway.provider_table`; it is imported only when it is named.
 """
@@ -223,6 +223,14 @@ class SupportsPorts(Protocol):
         """Opens streams to a port of the host."""
 
 
+@runtime_checkable
+class SupportsCertificates(Protocol):
+    """Hosts whose sshd can be told to let in people with a certificate."""
+
+    async def trust(self, host: Host, line: str) -> None:
+        """Have this line in authorized_keys of the host's login, as long as the cluster lives."""
+
+
 def stoppable(provider: Provider) -> SupportsStop:
     """The provider, as one whose hosts can be stopped."""
     if isinstance(provider, SupportsStop):
@@ -316,6 +324,7 @@ __all__ = [
     "SelfTeardown",
     "Shell",
     "Step",
+    "SupportsCertificates",
     "SupportsListing",
     "SupportsOwnNetwork",
     "SupportsSelfTeardown",

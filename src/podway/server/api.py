@@ -14,6 +14,8 @@ from podway.task.task import Autostop, Task
 
 VERSION = 1  # of the API: another number is another language
 VERSION_HEADER = "podway-api"  # of requests: this number and the version of Podway, "1 0.4.0"
+VERSION = 1
+NO_CERTIFICATES = "no_certificates"  # the code of an error: people log in to such hosts with keys of their own
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -271,6 +273,20 @@ class ShellReply(Reply, frozen=True):
     env: dict[str, str]
     endpoint: Endpoint | None = None
     known_hosts: list[str] = []
+
+
+class CertificateBody(Body, frozen=True):
+    """A public key ("ssh-ed25519 AAAA…") to certify for one host."""
+
+    public_key: str
+    rank: int = 0
+
+
+class CertificateReply(Reply, frozen=True):
+    """An OpenSSH certificate for that key: one line, for a few minutes, for this cluster alone."""
+
+    certificate: str
+    expires: float
 
 
 class UsageView(Reply, frozen=True):

@@ -126,6 +126,7 @@ class AsyncClient:
     autostop = _call(Client.autostop)
     events = _call(Client.events)
     shell = _call(Client.shell)
+    host_login = _call(Client.host_login)
     orphans = _call(Client.orphans)
     purge = _call(Client.purge)
 

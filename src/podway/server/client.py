@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from podway.hosts.manifest import FileTree
     from podway.plan.plans import TrainPlan
     from podway.server.planning import RehearsalResult
-    from podway.server.shell import ShellCommand
+    from podway.server.shell import HostLogin, ShellCommand
     from podway.task.task import Autostop, Task
 RECONNECT_S = 60.0
 POLL_S = (0.05, 1.0)  # soon at first, then seldom
@@ -79,6 +79,11 @@ class Client(ServiceCalls):
     def close(self) -> None:
         """End the streams that are open; from another thread too. Jobs go on."""
         self._connection.close()
+
+    @property
+    def own_server(self) -> bool:
+        """Whether the server is this machine's own, of the same user, and not a team's."""
+        return self._connection.is_own
 
     def fork(self) -> Client:
         """Another client of the same server, closed on its own."""
@@ -291,8 +296,13 @@ class Client(ServiceCalls):
         """The command line that opens a shell on a host, or runs one command there; made here from what the server knows."""
         from podway.server.shell import shell_command  # few commands need it
 
-        reply = self._call("GET", f"{_at(cluster)}/shell?{query({'rank': rank})}", api.ShellReply)
-        return shell_command(reply, command, cluster=cluster, own_server=self._connection.is_own)
+        return shell_command(self.host_login(cluster, rank), command, cluster=cluster, rank=rank)
+
+    def host_login(self, cluster: str, rank: int = 0) -> HostLogin:
+        """Where a host is; at a team's server, with a certificate for a few minutes."""
+        from podway.server.shell import host_login  # few commands need it
+
+        return host_login(self._connection, _at(cluster), cluster=cluster, rank=rank)
 
     def orphans(self, *, look: bool = True) -> api.OrphansReply:
         """Resources of this Podway that no cluster accounts for: asked of every provider now, or as last seen."""

@@ -8,12 +8,13 @@ import msgspec
 
 from podway.control.access import right_on
 from podway.control.heartbeat import shutdown_policy
-from podway.control.records import shell_key
+from podway.control.records import Cluster, shell_key
 from podway.errors import UserError
 from podway.hosts.agent.packs import FilesError
 from podway.launch import Launch
+from podway.order import Host
 from podway.provider_table import row_of
-from podway.providers import SupportsShell
+from podway.providers import SupportsCertificates, SupportsShell
 from podway.server import api, views
 from podway.server.routing import ApiCall
 from podway.task.task import Task
@@ -91,16 +92,8 @@ def events(call: ApiCall) -> api.EventsReply:
 def shell(call: ApiCall) -> api.ShellReply:
     """Where a shell on one host is, and the environment a job there has."""
     found = call.find_cluster()
-    rank = call.query.get("rank", 0)
-    if not found.hosts:
-        raise UserError(
-            f"cluster {found.name} is {found.state.value}: it has no hosts now", "wait until it is UP", status=409
-        )
-    if not 0 <= rank < len(found.hosts):
-        raise UserError(
-            f"cluster {found.name} has no host {rank}", f"hosts are 0 to {len(found.hosts) - 1}", status=404
-        )
-    host, provider = found.hosts[rank], call.services.provider(found.order.provider)
+    host = _host_of(found, call.query.get("rank", 0))
+    provider = call.services.provider(found.order.provider)
     if not isinstance(provider, SupportsShell):
         raise UserError(f"hosts of {provider.name} have no shell", f"use: podway run {found.name} COMMAND", status=409)
     launch = Launch(
@@ -116,6 +109,36 @@ def shell(call: ApiCall) -> api.ShellReply:
     )
     how = provider.shell(host, launch.env_for(host, "run"))
     return api.ShellReply(home=how.home, env=how.env, endpoint=how.endpoint, known_hosts=list(how.known_hosts))
+
+
+async def certificate(call: ApiCall) -> api.CertificateReply:
+    """Certify a person's key for one host, for a few minutes, and have the host trust the server's certificates."""
+    found = await call.in_thread(call.find_cluster)
+    host = _host_of(found, call.body.rank)
+    provider = call.services.provider(found.order.provider)
+    if not isinstance(provider, SupportsCertificates):
+        raise UserError(
+            f"hosts of {provider.name} take no certificates",
+            f"use: podway run {found.name} COMMAND",
+            status=409,
+            code=api.NO_CERTIFICATES,
+        )
+    authority, principal = call.services.authority, f"podway-{found.id}"
+    signed = authority.sign(call.body.public_key, principal, f"podway user={call.caller.user} cluster={found.name}")
+    await provider.trust(host, authority.trust_line(principal))
+    return api.CertificateReply(certificate=signed.text, expires=signed.expires)
+
+
+def _host_of(found: Cluster, rank: int) -> Host:
+    if not found.hosts:
+        raise UserError(
+            f"cluster {found.name} is {found.state.value}: it has no hosts now", "wait until it is UP", status=409
+        )
+    if not 0 <= rank < len(found.hosts):
+        raise UserError(
+            f"cluster {found.name} has no host {rank}", f"hosts are 0 to {len(found.hosts) - 1}", status=404
+        )
+    return found.hosts[rank]
 
 
 async def orphans(call: ApiCall) -> api.OrphansReply:

@@ -39,6 +39,7 @@ from podway.errors import UserError
 from podway.files import write_atomically
 from podway.home import home, unwritable
 from podway.hosts.blobs import BlobStore
+from podway.hosts.ssh.authority import CertificateAuthority
 from podway.provider_table import provider_environment
 from podway.providers import HostsHere, ProviderSet
 from podway.providers.local.isolation import check_isolation
@@ -135,6 +136,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         provider=provider,
         cache_dir=str(cache),
         owner=owner_name(),
+        home=place,
     )
     drivers = Drivers(parts, notifier.publish, provider, hosts_here)
     orphans = OrphanScanner(store, provider)
@@ -156,6 +158,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         slow=slow,
         sessions=Sessions(),
         rehearsals=Rehearsals(),
+        authority=CertificateAuthority(place / "ssh" / "authority"),
     )
     app = Limits(make_app(services), place)
     listener = _listen(options.host, options.port)

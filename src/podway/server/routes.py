@@ -117,6 +117,16 @@ _ROUTES: tuple[Route, ...] = (
     ),
     Route(
         method="POST",
+        path=f"{_C}/certificate",
+        function=cluster_routes.certificate,
+        access="use",
+        audited=True,
+        summary="A certificate to log in to a host",
+        body=api.CertificateBody,
+        reply=api.CertificateReply,
+    ),
+    Route(
+        method="POST",
         path=f"{_C}/run",
         function=job_routes.run,
         access="use",

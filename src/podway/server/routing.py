@@ -28,6 +28,7 @@ from podway.control.store import Store
 from podway.control.verbs import Control
 from podway.errors import UserError
 from podway.hosts.blobs import BlobStore
+from podway.hosts.ssh.authority import CertificateAuthority
 from podway.providers import Provider
 from podway.server.notify import LiveRows, Notifier
 from podway.server.pacing import Turns
@@ -57,6 +58,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     slow: Executor
     sessions: Sessions
     rehearsals: Rehearsals
+    authority: CertificateAuthority
 
 
 class ApiCall(msgspec.Struct, frozen=True, kw_only=True):

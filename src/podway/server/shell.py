@@ -1,30 +1,42 @@
-"""The command line of `podway ssh`, made by the client. A server says where a host is; it never says what to run here.
+"""How a person logs in to a host: the command line of `podway ssh`, and what `ssh NAME` is told. Made by the client.
 
-What comes from a server is checked before it becomes words of a command: an address that begins with a dash would be an option of
-ssh, and a team's server may be anybody's. Of this machine's own server, which is the same user, two things more are believed: that
-a host is a part of this machine, and which private key opens it. Against a team's server the person's own keys are used.
+A server says where a host is; it never says what to run here. What comes from it is checked before it becomes words of a command: an
+address that begins with a dash would be an option of ssh, and a team's server may be anybody's.
+
+Of this machine's own server, which is the same user, two things more are believed: that a host is a part of this machine, and which
+private key opens it. A team's server certifies a key of this machine's own for a few minutes (`certified`, hosts/ssh/authority.py).
 """
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from podway.errors import UserError
-from podway.files import write_atomically
 from podway.home import home
-from podway.hosts.ssh.config import ssh_command
+from podway.hosts.agent.connections import ATTACHED_VARIABLE
+from podway.hosts.ssh.config import (
+    SshFiles,
+    endpoint_options,
+    known_hosts_text,
+    ssh_command,
+    write_private,
+)
 from podway.hosts.ssh.endpoint import Endpoint
-from podway.server.api import ShellReply
+from podway.hosts.ssh.keys import key_pair
+from podway.server.api import NO_CERTIFICATES, CertificateBody, CertificateReply, ShellReply
+from podway.server.connection import ServerConnection
 
 WORKDIR = "sky_workdir"
 LONGEST_WAY = 4
 _NAME = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9._:@\[\]-]{0,254}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Of the caller's environment only the terminal's name: the rest (PYTHONPATH, CONDA_*) is not the host's.
-_CLEAN = ("sh", "-c", 'exec env -i ${TERM+"TERM=$TERM"} "$@"', "sh")
+_CERTIFICATE = re.compile(r"ssh-ed25519-cert-v01@openssh\.com [A-Za-z0-9+/]{100,8000}={0,2}")
+# Of the caller's environment only the terminal's name: the rest (PYTHONPATH, CONDA_*) is not the host's. The outer shell stays, so that
+# the host's agent sees by its environment that somebody is there; what is left running inside does not count.
+_CLEAN = ("sh", "-c", 'trap : INT; env -i ${TERM+"TERM=$TERM"} "$@"; exit $?', "sh")
 
 
 class ShellCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,33 +47,95 @@ class ShellCommand(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str | None = None
 
 
-def shell_command(reply: ShellReply, command: str | None, *, cluster: str, own_server: bool) -> ShellCommand:
-    """A shell on the host, or one command there."""
+class HostLogin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a host is and what a job there has, checked; `endpoint` None: a simulated host on this machine."""
+
+    home: str
+    env: dict[str, str]
+    endpoint: Endpoint | None
+    known_hosts: tuple[str, ...]
+
+
+def host_login(server: ServerConnection, path: str, *, cluster: str, rank: int) -> HostLogin:
+    """Ask the server where a host is, and a team's server for a certificate; `path` is the cluster's in the API."""
+
+    def sign(public_key: str) -> str:
+        body = CertificateBody(public_key=public_key, rank=rank)
+        return server.call("POST", f"{path}/certificate", CertificateReply, body).certificate
+
+    reply = server.call("GET", f"{path}/shell?rank={rank}", ShellReply)
+    login = checked_login(reply, cluster=cluster, own_server=server.is_own)
+    return login if server.is_own else certified(login, cluster=cluster, rank=rank, sign=sign)
+
+
+def checked_login(reply: ShellReply, *, cluster: str, own_server: bool) -> HostLogin:
+    """What a server said of a host, as far as it can be believed."""
     variables = {name: value for name, value in reply.env.items() if _VARIABLE.fullmatch(name)} | {"HOME": reply.home}
-    if reply.endpoint is None:
-        return _here(reply.home, variables, command, cluster, own_server)
-    endpoint = _checked(reply.endpoint, own_server)
-    known_hosts = home() / "known_hosts" / re.sub(r"[^A-Za-z0-9._-]", "_", cluster)
-    known_hosts.parent.mkdir(mode=0o700, exist_ok=True)
-    lines = [line for line in reply.known_hosts if line.isprintable()]
-    write_atomically(known_hosts, "".join(f"{line}\n" for line in lines).encode(), mode=0o600)
-    argv = ssh_command(endpoint, known_hosts)
-    terminal = "-t" if command is None else "-T"
-    return ShellCommand(argv=[argv[0], terminal, *argv[1:], _entering(reply.home, variables, command)])
-
-
-def _here(
-    place: str, variables: Mapping[str, str], command: str | None, cluster: str, own_server: bool
-) -> ShellCommand:
-    workdir = Path(place) / WORKDIR
-    if not own_server or not workdir.is_dir():
+    if reply.endpoint is None and not (own_server and (Path(reply.home) / WORKDIR).is_dir()):
         raise UserError(
             f"the hosts of cluster {cluster} are not on this machine",
             "the server simulates them on its own machine; log in there",
         )
-    words = [f"{name}={value}" for name, value in variables.items()]
+    endpoint = None if reply.endpoint is None else _checked(reply.endpoint, own_server)
+    return HostLogin(home=reply.home, env=variables, endpoint=endpoint, known_hosts=tuple(reply.known_hosts))
+
+
+def certified(login: HostLogin, *, cluster: str, rank: int, sign: Callable[[str], str]) -> HostLogin:
+    """With a key of this machine that a team's server certified; with the person's own where hosts take no certificates."""
+    if login.endpoint is None:
+        return login
+    files = SshFiles(home())
+    key = key_pair(files.folder / "id_ed25519")
+    try:
+        text = sign(key.public).strip()
+    except UserError as error:
+        if error.code != NO_CERTIFICATES and error.status != 404:  # 404: a server of an older version
+            raise
+        return login
+    if not _CERTIFICATE.fullmatch(text):
+        raise UserError("the server sent a certificate that is none", "is it your team's server?")
+    path = files.login(_file_name(cluster), rank).with_suffix(f".{rank}-cert.pub")
+    write_private(path, f"{text}\n")
+    endpoint = msgspec.structs.replace(login.endpoint, identity_file=str(key.path), certificate_file=str(path))
+    return msgspec.structs.replace(login, endpoint=endpoint)
+
+
+def shell_command(login: HostLogin, command: str | None, *, cluster: str, rank: int = 0) -> ShellCommand:
+    """A shell on the host, or one command there."""
+    if login.endpoint is None:
+        return _here(login, command)
+    argv = ssh_command(login.endpoint, _write_known_hosts(login, cluster, rank))
+    terminal = "-t" if command is None else "-T"
+    return ShellCommand(argv=[argv[0], terminal, *argv[1:], _entering(login.home, login.env, command)])
+
+
+def write_login(login: HostLogin, cluster: str, rank: int) -> None:
+    """The file that the entry of a team's host includes."""
+    if login.endpoint is None:
+        raise UserError(f"cluster {cluster} has no sshd", f"use: podway ssh {cluster}")
+    files = SshFiles(home())
+    lines = endpoint_options(login.endpoint, _write_known_hosts(login, cluster, rank))
+    write_private(files.login(cluster, rank), "".join(f"{line}\n" for line in lines))
+
+
+def _write_known_hosts(login: HostLogin, cluster: str, rank: int) -> Path:
+    path = SshFiles(home()).known_hosts(_file_name(cluster), rank)
+    write_private(path, known_hosts_text(login.known_hosts))
+    return path
+
+
+def _file_name(cluster: str) -> str:
+    """A name of a file, whatever the cluster is called."""
+    return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]", "_", cluster)
+
+
+def _here(login: HostLogin, command: str | None) -> ShellCommand:
+    words = [f"{name}={value}" for name, value in login.env.items()]
     shell = ["-i"] if command is None else ["-c", command]
-    return ShellCommand(argv=[*_CLEAN, *words, "bash", "--norc", *shell], cwd=str(workdir))
+    attached = {ATTACHED_VARIABLE: login.env.get("PODWAY_HOST_ID", "")}
+    return ShellCommand(
+        argv=[*_CLEAN, *words, "bash", "--norc", *shell], env=attached, cwd=str(Path(login.home) / WORKDIR)
+    )
 
 
 def _entering(place: str, variables: Mapping[str, str], command: str | None) -> str:
@@ -80,4 +154,4 @@ def _checked(endpoint: Endpoint, own_server: bool) -> Endpoint:
             raise UserError(f"the server sent an address that is none: {str(one)[:80]!r}", "is it your team's server?")
     jump = _checked(endpoint.jump, own_server) if endpoint.jump else None
     key = endpoint.identity_file if own_server else None
-    return msgspec.structs.replace(endpoint, jump=jump, identity_file=key)
+    return msgspec.structs.replace(endpoint, jump=jump, identity_file=key, certificate_file=None)

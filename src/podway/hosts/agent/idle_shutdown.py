@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 
-from . import processes
+from .connections import sessions
 from .phase import RequestRefused, write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .processes import Known
     from .wire import Fields
 
     Answer = tuple[Fields, bytes]
@@ -36,7 +37,9 @@ _DONE = (200, 201, 202, 204, 404, 409)  # done, or already done, or being done
 class IdleShutdown:
     """The policy of one host, and whether it applies now. `works` says whether a job runs here."""
 
-    def __init__(self, state: str, works: Callable[[], bool]) -> None:
+    def __init__(self, state: str, works: Callable[[], bool], address: str = "") -> None:
+        self._address = address
+        self._sessions: Known = set()
         self._path = os.path.join(state, _POLICY)
         self._works = works
         self._policy = self._read()
@@ -68,12 +71,17 @@ class IdleShutdown:
         if now < self._next:
             return self._next - now
         self._next = now + min(CHECK_S, max(0.1, policy["silence_s"] / 4))
-        if self._works() or _shell_is_open(policy):
+        if self._works() or (policy.get("shell") and self._someone_is_connected()):
             self._last_busy = now
         if now - self._last_busy >= policy["idle_s"] and now - self._last_heartbeat >= policy["silence_s"]:
             self._next = now + RETRY_S
             threading.Thread(target=self._shut_down, args=(policy,), daemon=True).start()
         return self._next - now
+
+    def _someone_is_connected(self) -> bool:
+        """Whether a session that was there at the last check still is."""
+        before, self._sessions = self._sessions, sessions(self._address)
+        return bool(before & self._sessions)
 
     def _shut_down(self, policy: Fields) -> None:
         if not self._shutting_down.acquire(blocking=False):
@@ -111,7 +119,7 @@ def _check(policy: object) -> None:
     if not isinstance(calls, list) or not all(_is_call(call) for call in calls) or not _is_url(policy.get("token_url")):
         raise RequestRefused("policy: calls and token_url must say what to ask where")
     if not isinstance(policy.get("shell", ""), str):
-        raise RequestRefused("policy: shell must be the job id of shells")
+        raise RequestRefused("policy: shell must be text: whether people who are logged in count")
 
 
 def _is_call(call: object) -> bool:
@@ -120,16 +128,6 @@ def _is_call(call: object) -> bool:
 
 def _is_url(url: object) -> bool:
     return isinstance(url, str) and url.startswith(("https://", "http://"))
-
-
-def _shell_is_open(policy: Fields) -> bool:
-    """Whether a shell of the cluster is open, or anybody is logged in at a terminal; only where the policy counts them."""
-    if not policy.get("shell"):
-        return False
-    procs = processes.snapshot()
-    if processes.with_variable(procs, processes.JOB_ID_VARIABLE, policy["shell"]):
-        return True
-    return any("SSH_TTY" in processes.environ(pid) for pid in procs)
 
 
 def _token(url: str) -> str:

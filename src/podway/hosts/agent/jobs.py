@@ -169,12 +169,6 @@ class Jobs:
             answer["max_rss"] = max(answer["max_rss"], ended.get("max_rss", 0))
         return answer, b""
 
-    def job_processes(self, request: Fields) -> Answer:
-        """How many living processes of this host belong to a job, by their environment: an open shell has no runner."""
-        job = phase.checked_name("job", request.get("job"))
-        found = processes.of_job(processes.snapshot(), job, set(), set(), set())
-        return {"processes": len(found)}, b""
-
     def forget(self, request: Fields) -> Answer:
         """Delete what is kept of a job that has ended."""
         job = phase.checked_name("job", request.get("job"))

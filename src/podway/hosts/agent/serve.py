@@ -19,6 +19,7 @@ import threading
 import time
 
 from . import files, linux, processes, wire
+from .connections import someone_is_connected
 from .idle_shutdown import IdleShutdown
 from .jobs import Jobs
 from .packs import FilesError
@@ -64,7 +65,7 @@ class Agent:
         # Runners are started from this descriptor: the very file this agent runs, whatever lies at its path by then.
         bundle = os.open(identity.bundle, os.O_RDONLY | os.O_CLOEXEC)
         self._jobs = Jobs(identity.state, identity.home, bundle)
-        self._idle_shutdown = IdleShutdown(identity.state, self._jobs.busy)
+        self._idle_shutdown = IdleShutdown(identity.state, self._jobs.busy, identity.address)
         self._operations: dict[str, Callable[[Fields], Answer]] = {
             "hello": self._hello,
             "shutdown": self._shutdown,
@@ -74,12 +75,12 @@ class Agent:
             "cancel": self._jobs.cancel,
             "jobs": self._jobs.jobs,
             "usage": self._jobs.usage,
-            "job_processes": self._jobs.job_processes,
             "forget": self._jobs.forget,
             "chips": self._jobs.chips,
             "sweep": self._jobs.sweep,
             "probe": probe,
             "idle_shutdown": self._set_idle_shutdown,
+            "connected": self._connected,
         }
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -218,6 +219,10 @@ class Agent:
             "home": self._identity.home,
             "address": self._identity.address,
         }, None
+
+    def _connected(self, request: Fields) -> Answer:
+        """Whether a person is logged in to this host."""
+        return {"connected": someone_is_connected(self._identity.address)}, None
 
     def _set_idle_shutdown(self, request: Fields) -> Answer:
         """The rule for a host that idles without a server; the main loop must learn of it."""

@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shlex
 import socket
 import weakref
 from pathlib import Path
@@ -28,6 +29,7 @@ from asyncssh.public_key import get_default_public_key_algs
 
 from podway.errors import ProviderError, UserError
 from podway.hosts.agent import wire
+from podway.hosts.agent.connections import CONTROL_VARIABLE
 from podway.hosts.link import READ_SIZE, Connect, Reader, Writer
 from podway.hosts.ssh.endpoint import Endpoint
 
@@ -219,7 +221,7 @@ class SshConnections:
         connection = await self.connection(endpoint)
         try:
             async with asyncio.timeout(timeout):
-                process = await connection.create_process(command, encoding=None)
+                process = await connection.create_process(_marked(command), encoding=None)
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may end without reading: exit 127
                     process.stdin.write(data)
                     process.stdin.write_eof()
@@ -250,7 +252,7 @@ class SshConnections:
                     with contextlib.suppress(asyncssh.ChannelOpenError):
                         reader, writer = await connection.open_unix_connection(socket_path)
                         return _SshReader(reader), _SshWriter(writer)
-                process = await connection.create_process(relay, encoding=None)
+                process = await connection.create_process(_marked(relay), encoding=None)
                 streams = _SshReader(process.stdout), _SshWriter(process.stdin)
                 await _greet(*streams)
                 slot.relayed = True
@@ -277,6 +279,11 @@ class SshConnections:
             return _SshReader(reader), _SshWriter(writer)
 
         return connect
+
+
+def _marked(command: str) -> str:
+    """The command with a mark by which the agent tells Podway's own sessions from a person's; any login shell takes it."""
+    return f"env {CONTROL_VARIABLE}=1 sh -c {shlex.quote(command)}"
 
 
 async def _greet(reader: "_SshReader", writer: "_SshWriter") -> None:

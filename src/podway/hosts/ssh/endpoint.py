@@ -10,6 +10,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     port: int = 22
     user: str | None = None
     identity_file: str | None = None
+    certificate_file: str | None = None  # for that key, where a team's server signed one
     jump: "Endpoint | None" = None
     alias: str | None = None  # its name in known_hosts, where addresses are given to one machine after another
 

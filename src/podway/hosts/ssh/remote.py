@@ -6,6 +6,7 @@ and nothing secret is ever in an argument. On this side `program()` is the text 
 
     claim    take the machine's lease (a file in /tmp, there or not there in one step), see what it has
     start    put the agent's file in place unless it is there, start it as a daemon
+    trust    let in whoever has a certificate of an authority, by a line of authorized_keys
     remove   end every process that carries the host's mark, remove the files Podway made, give the lease back
 
 The lease is named by the machine's ssh host key, so that it is one for the machine, whoever logs in and by whatever address.
@@ -31,7 +32,7 @@ import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     Fields = dict[str, Any]
@@ -157,12 +158,47 @@ def remove(request: Fields, body: bytes) -> Fields:
         if holder is None or _same(holder, request["lease"]):
             if note is None or note.get("id") == request["id"]:
                 _remove_files(home, state)
+                mark = _mark(request["id"])
+                _change_authorized_keys(lambda lines: [line for line in lines if not line.endswith(f" {mark}")])
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(request["lease_path"])
     finally:
         if body:
             os.unlink(path)
     return {"removed": True}
+
+
+def trust(request: Fields) -> Fields:
+    """{id, line} -> {trusted}: the line is in authorized_keys, with the host's mark, until `remove`."""
+    line = f"{request['line']} {_mark(request['id'])}"
+    _change_authorized_keys(lambda lines: lines if line in lines else [*lines, line])
+    return {"trusted": True}
+
+
+def _mark(host_id: str) -> str:
+    return f"podway:{host_id}"
+
+
+def _change_authorized_keys(change: Callable[[list[str]], list[str]]) -> None:
+    """Rewrite the login's authorized_keys; a file that holds nothing any more goes."""
+    path = os.path.realpath(os.path.expanduser("~/.ssh/authorized_keys"))
+    folder = os.path.dirname(path)
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            before = file.read().splitlines()
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except FileNotFoundError:
+        before, mode = [], 0o600
+    after = change(before)
+    if after == before:
+        return
+    os.makedirs(folder, 0o700, exist_ok=True)
+    if after:
+        _put(path, "".join(f"{line}\n" for line in after).encode("utf-8", "surrogateescape"), mode)
+    else:
+        os.unlink(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)  # only if nothing else is in it
 
 
 def _unpacked(request: Fields, body: bytes) -> bytes:
@@ -361,8 +397,8 @@ def _answer() -> Fields:
     request: Fields = json.loads(sys.stdin.buffer.readline().decode("ascii"))
     body = sys.stdin.buffer.read(request["size"])
     with _alone(request["lease_path"]):
-        if request["op"] == "claim":
-            return claim(request)
+        if request["op"] in ("claim", "trust"):
+            return claim(request) if request["op"] == "claim" else trust(request)
         return start(request, body) if request["op"] == "start" else remove(request, body)
 
 

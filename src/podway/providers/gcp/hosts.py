@@ -84,6 +84,10 @@ class Hosts:
         """The person's own ssh."""
         return self._work.shell(self._machine(host), host.home, env)
 
+    async def trust(self, host: Host, line: str) -> None:
+        """In authorized_keys of the login."""
+        await self._work.trust(self._machine(host), host.id, line)
+
     def endpoint(self, host: Host) -> Endpoint:
         """Where to log in."""
         return Endpoint(

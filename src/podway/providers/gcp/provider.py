@@ -11,7 +11,6 @@ server that was killed, or another one, finds it again; what was asked for is wr
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +19,6 @@ import msgspec
 
 from podway.errors import ProviderError, UserError
 from podway.hosts.link import Connect
-from podway.hosts.ssh.config import config_text, include, write_config
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, SelfTeardown, Shell, Step
 from podway.providers.gcp.account import Account
@@ -174,7 +172,6 @@ class GcpProvider:
         self.hosts.forget(host.id.partition(".")[0] for host in record.hosts)
         self.records.drop(name)
         self._looks.pop(name, None)
-        self._write_config()
 
     async def list_resources(self) -> list[OwnedResource]:
         """Everything in the project that carries Podway's mark."""
@@ -217,6 +214,10 @@ class GcpProvider:
     def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """The person's own ssh, into an environment as a job has it."""
         return self.hosts.shell(host, env)
+
+    async def trust(self, host: Host, line: str) -> None:
+        """In authorized_keys of the login."""
+        await self.hosts.trust(host, line)
 
     # looking
 
@@ -398,18 +399,6 @@ class GcpProvider:
             self.records.change(record, failures={**record.failures, unit.zone: why})
             return
         self.records.change(record, hosts=hosts, zone=unit.zone, halted=False, waits_for="")
-        self._write_config()
-
-    def _write_config(self) -> None:
-        """The file behind `ssh NAME`; a person's own ssh config includes it where this is their usual Podway home."""
-        clusters = {
-            r.request.name: [self.hosts.endpoint(host) for host in r.hosts] for r in self.records.all() if r.hosts
-        }
-        path = self.account.folder / "config"
-        write_config(path, config_text(clusters, self.hosts.connections.pins.path))
-        if self.account.root == Path.home() / ".podway":
-            with contextlib.suppress(OSError):  # a read-only ~/.ssh is its owner's choice
-                include(path, Path.home() / ".ssh" / "config")
 
 
 _NO_STOP = (

@@ -143,6 +143,11 @@ class MachineWork:
         known = self._connections.pins.lines_of(machine.endpoint)
         return Shell(home=home, env=env, endpoint=machine.endpoint, known_hosts=tuple(known))
 
+    async def trust(self, machine: Machine, host_id: str, line: str) -> None:
+        """Have a line in authorized_keys there, until the machine is given back."""
+        path = await self._lease_path(machine.endpoint)
+        await self._ask(machine, "trust", {"lease_path": path, "id": host_id, "line": line})
+
     async def remove(self, machine: Machine, host_id: str, lease: dict[str, str]) -> None:
         """End every process of the host, remove what was made, give the lease back."""
         fields = {**await self._whose(machine, lease), "id": host_id}

@@ -29,9 +29,7 @@ from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.files import write_atomically
 from podway.hosts.link import Connect
-from podway.hosts.ssh.config import config_text, include, write_config
 from podway.hosts.ssh.connections import SshConnections
-from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
 from podway.providers.ssh.machine import Claimed, Held, MachineWork, Unable, owner_of, who_am_i
@@ -149,7 +147,6 @@ class SshProvider:
         await _all([self._start_agent(one.host, claims.get(one.host.id)) for one in placed])
         write_atomically(place / "ready", b"")
         self._looks.pop(request.name, None)
-        self._write_config()
 
     async def observe(self, name: str) -> Observation:
         """What the directory says; and, each half minute, whether the machines still carry this cluster's lease."""
@@ -191,7 +188,6 @@ class SshProvider:
         (place / "request.json").unlink(missing_ok=True)
         shutil.rmtree(place)
         self._stop_looking(name)
-        self._write_config()
 
     async def list_resources(self) -> list[OwnedResource]:
         """Every cluster that has a directory here: what was claimed, or may have been."""
@@ -231,6 +227,10 @@ class SshProvider:
     def shell(self, host: Host, env: dict[str, str]) -> Shell:
         """The person's own ssh, with the pinned keys, into an environment as a job has it."""
         return self.work.shell(self._machine(host), host.home, env)
+
+    async def trust(self, host: Host, line: str) -> None:
+        """In authorized_keys of the login, until the machine is given back."""
+        await self.work.trust(self._machine(host), host.id, line)
 
     # claiming
 
@@ -352,19 +352,6 @@ class SshProvider:
     def _lease(self, cluster: str) -> dict[str, str]:
         """Who holds a machine, for those who find it taken."""
         return {"owner": self.owner, "cluster": cluster, "who": who_am_i()}
-
-    def _write_config(self) -> None:
-        """The file behind `ssh NAME`; a person's own ssh config includes it where this is their usual Podway home."""
-        clusters: dict[str, list[Endpoint]] = {}
-        for place in self.clusters.iterdir() if self.clusters.is_dir() else ():
-            with contextlib.suppress(UserError):
-                if (place / "ready").exists():
-                    clusters[place.name] = [self._machine(one.host).endpoint for one in self._placed(place.name)]
-        path = self.folder / "config"
-        write_config(path, config_text(clusters, self.connections.pins.path))
-        if self.folder.parent == Path.home() / ".podway":
-            with contextlib.suppress(OSError):  # a read-only ~/.ssh is its owner's choice
-                include(path, Path.home() / ".ssh" / "config")
 
 
 def _pool_of(request: Request) -> str:

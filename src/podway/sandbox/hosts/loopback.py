@@ -78,7 +78,7 @@ class LoopbackHosts:
             address=host.address,
             port=host.port,
             host_key=place / "host_key",
-            authorized=f"{self.key}.pub {self._place}/authorized",
+            authorized=f"{self.key}.pub {self._place}/authorized {host.home}/.ssh/authorized_keys",
         )
         (place / "sshd_config").write_text(f"{config}SetEnv HOME={host.home}\n")
         if os.geteuid() == 0 and self._other is None:

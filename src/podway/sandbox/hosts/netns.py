@@ -160,7 +160,7 @@ class NetnsHosts:
             address=host.address,
             port=22,
             host_key="/run/pw/host_key",
-            authorized="/run/pw/authorized /run/pw/keys/%u",
+            authorized="/run/pw/authorized /run/pw/keys/%u .ssh/authorized_keys",
         )
         (place / "sshd_config").write_text(f"{config}ListenAddress {outside(host.address)}\n")
 
