@@ -15,6 +15,7 @@ from podway.control.store import open_store, sqlite_url
 from podway.control.vault import SecretVault
 from podway.control.verbs import Control
 from podway.hosts.blobs import BlobStore
+from podway.hosts.ssh.authority import CertificateAuthority
 from podway.providers import open_provider
 from podway.server.app import make_app
 from podway.server.notify import LiveRows, Notifier
@@ -53,6 +54,7 @@ def server_in(place: Path, token: str) -> Iterator[TestClient]:
             slow=slow,
             sessions=Sessions(),
             rehearsals=Rehearsals(),
+            authority=CertificateAuthority(place / "ssh" / "authority"),
         )
         with TestClient(make_app(services), raise_server_exceptions=False) as client:
             notifier._loop.close()

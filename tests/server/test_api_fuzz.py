@@ -55,6 +55,7 @@ SEEDS: dict[str, Any] = {
     "LaunchRequest": LAUNCH,
     "ExecBody": {"task": LAUNCH["task"], "files": []},
     "RunBody": {"command": "true"},
+    "CertificateBody": {"public_key": "ssh-ed25519 AAAA", "rank": 0},
     "CancelBody": {"jobs": [1], "all": False},
     "AutostopBody": {"autostop": {"idle_minutes": 5, "down": True}},
     "DigestsBody": {"digests": ["0" * 64]},

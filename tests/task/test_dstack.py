@@ -430,7 +430,7 @@ def test_dev_environments() -> None:
         "type: dev-environment\nide: vscode\nversion: 1.80.2\ninit: [echo hi]\ninactivity_duration: 2h\nports: [80]"
     )
     assert found.dev == DevEnvironment(ide="vscode", version="1.80.2", inactivity_s=7200)
-    assert found.run == "echo hi || exit\nexec sleep infinity\n"
+    assert found.run == "echo hi\n"
     assert read("type: dev-environment").dev == DevEnvironment()
     assert refused("type: dev-environment\nide: emacs").hint.startswith("one of: vscode")
     assert "no entrypoint" in refused("type: dev-environment\nentrypoint: x").what
@@ -460,7 +460,7 @@ def test_flags(tmp_path: Path) -> None:
 
 
 def test_setup_of_old_versions() -> None:
-    assert read("type: dev-environment\nsetup: [a]\ninit: [b]").run == "a || exit\nb || exit\nexec sleep infinity\n"
+    assert read("type: dev-environment\nsetup: [a]\ninit: [b]").run == "a || exit\nb\n"
     assert task("setup: [a]").notes == ("setup: dstack ignores it too; put it into `commands`",)
     assert "no place for arguments" in refused("type: dev-environment", run_args=("a",)).what
 

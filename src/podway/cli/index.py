@@ -23,7 +23,12 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "cancel": ("podway.cli.cancel:command", "Cancel jobs, and wait until all their processes have ended.", RUN),
     "run": ("podway.cli.run:command", "Run a command on every host at once, bypassing the queue.", RUN),
     "apply": ("podway.cli.apply:command", "Make or update a service of a file; launch any other task.", RUN),
-    "attach": ("podway.cli.logs:command", "The same as logs (as in dstack).", RUN),
+    "dev": ("podway.cli.dev:command", "Work on a slice: launch it, prepare it once, forward its ports.", RUN),
+    "attach": (
+        "podway.cli.attach:command",
+        "Forward the ports of a cluster to this machine, and follow the log of its job.",
+        RUN,
+    ),
     "status": ("podway.cli.status:command", "Show clusters.", CLUSTERS),
     "ui": ("podway.cli.ui:command", "Open the web page: clusters, jobs, logs, plans and costs.", CLUSTERS),
     "ps": ("podway.cli.status:command", "The same as status (as in dstack).", CLUSTERS),

@@ -7,6 +7,10 @@
 4. the job is followed to its end, whose state is the exit code.
 """
 
+import contextlib
+import sys
+from collections.abc import Iterator
+
 import click
 import msgspec
 
@@ -37,6 +41,7 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
     dryrun: bool = False
     raw: bool = False
     json: bool = False
+    jupyter: bool = False  # for a dev environment
 
 
 def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
@@ -50,6 +55,8 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
             _show(screen, task, preview)
             click.echo(msgspec.json.format(msgspec.json.encode(preview.request)))
             return 0
+        if task.dev is not None and preview.exists and was_prepared(client, preview.cluster):
+            return _go_on(client, screen, preview, interaction)
         for _ in range(OFFERS_ASKED):
             _show(screen, task, preview)
             if not preview.exists:
@@ -66,7 +73,7 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
                 click.echo(f"Note: {error.what}", err=True)
                 preview = client.preview(request)
                 continue
-            return _see_through(client, screen, reply, interaction)
+            return _see_through(client, screen, task, reply, interaction)
         raise UserError("the offers keep changing", "name one place, e.g. with --zone, and run the command again")
 
 
@@ -88,7 +95,7 @@ def submit(cluster: str, task: Task, interaction: Interaction) -> int:
         reply = client.exec(cluster, task, files=files)
         for note in reply.notes:
             click.echo(f"Note: {note}", err=True)
-        return _see_through(client, screen, reply, interaction)
+        return _see_through(client, screen, task, reply, interaction)
 
 
 def show_notes(task: Task) -> None:
@@ -139,7 +146,7 @@ def _doing(preview: PreviewReply) -> str:
     return f"Launching cluster {preview.cluster}: {_accelerator(offer)} ({hosts}) on {place}.{note}"
 
 
-def _see_through(client: Client, screen: Screen, reply: LaunchReply, interaction: Interaction) -> int:
+def _see_through(client: Client, screen: Screen, task: Task, reply: LaunchReply, interaction: Interaction) -> int:
     """Follow what was started, unless detached; then list useful commands."""
     end = Frame(kind="end")
     code, shell = 0, f"podway ssh {reply.cluster}"
@@ -155,15 +162,75 @@ def _see_through(client: Client, screen: Screen, reply: LaunchReply, interaction
         printer = ProgressPrinter(screen, reply.cluster, reply.job, waiting_for_cluster=reply.created)
         if not reply.created:
             _show_queue(client, screen, reply.cluster, reply.job)
-        end = follow(client, screen, reply.cluster, reply.job, printer, raw=interaction.raw)
+        with _ports_forwarded(client, screen, task, reply.cluster):
+            end = follow(client, screen, reply.cluster, reply.job, printer, raw=interaction.raw)
         code = show_end(screen, reply.job, end)
+    if task.dev is not None and code == 0 and not (interaction.detach or interaction.json):
+        return _attach(client, screen, reply.cluster, interaction)
     if reply.created and not interaction.detach:
         shell = _offer_ssh(client, screen, reply.cluster, ask=not interaction.yes)
     screen.line(useful_commands(reply.cluster, None if end.state in ENDED else reply.job, shell))
     if interaction.json:
         document = {**msgspec.to_builtins(reply), "state": end.state or None, "reason": end.reason}
         click.echo(msgspec.json.format(msgspec.json.encode(document)))
+    if reply.job is None and not interaction.detach and not interaction.yes and screen.live and sys.stdin.isatty():
+        _offer_shell(client, screen, reply.cluster)
     return code
+
+
+def was_prepared(client: Client, cluster: str) -> bool:
+    """Whether a dev environment is there whose `init` commands have run: they run once, and files edited there stay as they are."""
+    return any(job.kind == "dev-environment" and job.state == "SUCCEEDED" for job in client.jobs(cluster))
+
+
+def _go_on(client: Client, screen: Screen, preview: PreviewReply, interaction: Interaction) -> int:
+    """Back to a dev environment that is there, started again if it was stopped."""
+    name = preview.cluster
+    screen.step(f"Using the dev environment {name} as it is: its init commands have run, its files stay as they are.")
+    if (found := client.cluster(name)).state != "UP":
+        before = last_event(client, name)
+        asked = client.start(name) if found.goal == "stopped" else found
+        until(client, asked, "UP", screen, "Starting", before)
+        screen.done(f"Cluster up: {name}.")
+    return 0 if interaction.detach or interaction.json else _attach(client, screen, name, interaction)
+
+
+def _attach(client: Client, screen: Screen, name: str, interaction: Interaction) -> int:
+    from podway.cli.attaching import attach  # only dev environments need it
+    from podway.cli.notebook import start_notebook
+
+    environments = [job for job in client.jobs(name) if job.kind == "dev-environment"]
+    notebook = [start_notebook(client, client.cluster(name))] if interaction.jupyter else []
+    ports, links = [port for port, _ in notebook], [link for _, link in notebook]
+    job = environments[-1] if environments else None
+    return attach(client, screen, name, job, ask=not interaction.yes, ports=ports, links=links)
+
+
+@contextlib.contextmanager
+def _ports_forwarded(client: Client, screen: Screen, task: Task, cluster: str) -> Iterator[None]:
+    """The ports that the task's file forwards, while its log is followed. One that is taken here does not end the job."""
+    if not task.ports or task.dev is not None:
+        yield
+        return
+    from podway.cli.forwarding import Attachment, choose_ports  # few tasks forward ports
+
+    try:
+        forwards = choose_ports(task.ports)
+    except UserError as error:
+        click.echo(f"Note: {error.what}; nothing is forwarded: {error.hint}, then: podway attach {cluster}", err=True)
+        yield
+        return
+    with Attachment(client, cluster, forwards, screen.line):
+        yield
+
+
+def _offer_shell(client: Client, screen: Screen, name: str) -> None:
+    """A cluster without a job is there to be used: a shell on its first host, if the person wants one."""
+    screen.wait("")
+    if click.confirm(f"Open a shell on {name} now?", default=True, err=True):
+        from podway.cli.ssh import open_shell
+
+        open_shell(client, name, 0, None)
 
 
 def _offer_ssh(client: Client, screen: Screen, name: str, *, ask: bool) -> str:

@@ -1,6 +1,7 @@
 """`podway ssh`: a shell on one host, or one command there."""
 
 import os
+from typing import NoReturn
 
 import click
 
@@ -19,7 +20,16 @@ def command(cluster: str, worker: int, command: tuple[str, ...]) -> None:
 
     The shell has the environment a job on that host has. With a COMMAND, runs that and exits with its code.
     """
-    how = Client().shell(cluster, worker, command_text(command) if command else None)
+    open_shell(Client(), cluster, worker, command_text(command) if command else None)
+
+
+def open_shell(client: Client, cluster: str, worker: int, command: str | None) -> NoReturn:
+    """Become a shell on a host, or one command there."""
+    how = client.shell(cluster, worker, command)
+    if not client.own_server:
+        from podway.cli.ssh_names import write_team_entry  # so that `ssh NAME` works from here on
+
+        write_team_entry(client.cluster(cluster))
     argv = how.argv
     if how.cwd is not None:
         os.chdir(how.cwd)

@@ -33,14 +33,14 @@ def offer_ssh_name(client: Client, screen: Screen, cluster: ClusterView, *, ask:
     """Have `ssh NAME` work, with consent; the command that opens a shell on the first host."""
     files, config = SshFiles(home()), user_config()
     if not client.own_server:
-        write_team_entry(cluster, files)
+        write_team_entry(cluster)
     fallback = f"podway ssh {cluster.name}"
     try:
         if not is_included(files.config, config):
             if (files.folder / DECLINED).exists():
                 return fallback
             if not (ask and sys.stdin.isatty() and screen.stream.isatty()):
-                screen.line(f"For `ssh {cluster.name}`, begin {config} with:  {include_line(files.config)}")
+                screen.line(f"For `ssh {cluster.name}`, begin {_shown(config)} with:  {include_line(files.config)}")
                 return fallback
             if not _allowed(screen, cluster.name, files, config):
                 return fallback
@@ -55,8 +55,9 @@ def ssh_is_set_up() -> bool:
     return is_included(SshFiles(home()).config, user_config())
 
 
-def write_team_entry(cluster: ClusterView, files: SshFiles) -> None:
+def write_team_entry(cluster: ClusterView) -> None:
     """The entry of a cluster that a team's server looks after."""
+    files = SshFiles(home())
     taken = names_taken(user_config(), files.config)
     try:
         files.write_entry(cluster.name, team_entry_text(cluster.name, len(cluster.hosts), files, taken))
@@ -66,13 +67,18 @@ def write_team_entry(cluster: ClusterView, files: SshFiles) -> None:
 
 def _allowed(screen: Screen, name: str, files: SshFiles, config: Path) -> bool:
     screen.wait("")
-    question = f"Add one line to {config}, so that `ssh {name}`, scp and editors reach your clusters?"
+    question = f"Add one line to {_shown(config)}, so that `ssh {name}`, scp and editors reach your clusters?"
     if click.confirm(question, default=True, err=True):
         include(files.config, config)
         return True
     files.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (files.folder / DECLINED).write_text(f"No line is added to {config}. Remove this file to be asked again.\n")
     return False
+
+
+def _shown(config: Path) -> str:
+    usual = Path.home() / ".ssh" / "config"
+    return "~/.ssh/config" if config == usual else str(config)
 
 
 def _name_of(screen: Screen, name: str, files: SshFiles, config: Path) -> str:

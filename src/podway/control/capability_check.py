@@ -11,7 +11,7 @@ from podway.errors import UserError
 from podway.hosts.manifest import FileTree
 from podway.provider_table import ProviderRow, provider_rows, row_of
 from podway.task.mounts import settled
-from podway.task.task import Bucket, ServiceSpec, Task
+from podway.task.task import Bucket, DevEnvironment, ServiceSpec, Task
 
 
 class Remarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,14 +129,28 @@ def _unattended(task: Task, capabilities: frozenset[str], simulated: bool, setup
     notes = []
     if task.service is not None:
         notes += _service_notes(task.service, setup)
-    if task.dev is not None and "dev" not in capabilities:
-        notes.append("ide and inactivity_duration have no effect: open a shell on the hosts with podway ssh")
+    if task.dev is not None:
+        notes += _dev_notes(task, task.dev, capabilities)
     if task.ports and "forwarding" not in capabilities:
         notes.append("ports are not forwarded to this machine: use the hosts' own addresses, or ssh -L")
     if any(one.ports for one in task.resources) and "ports" not in capabilities and not simulated:
         notes.append("ports are not opened here: the hosts' own firewall decides")
     if any((one.cpus or one.memory) and one.accelerator is None for one in task.resources):
         notes.append("cpus and memory choose no machine: name one with instance_type")
+    return notes
+
+
+def _dev_notes(task: Task, dev: DevEnvironment, capabilities: frozenset[str]) -> list[str]:
+    """What a dev environment says that nothing comes of."""
+    notes = []
+    if "dev" not in capabilities:
+        notes.append("ide and inactivity_duration have no effect here: nobody can log in to the hosts over ssh")
+    elif dev.version:
+        notes.append(
+            f"version {dev.version} of the editor has no effect: it installs what it needs on the host by itself"
+        )
+    if task.max_duration_s is not None:
+        notes.append("max_duration has no effect on a dev environment: inactivity_duration ends it, or podway down")
     return notes
 
 

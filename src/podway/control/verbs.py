@@ -16,6 +16,7 @@ from podway import crash
 from podway.control import transitions
 from podway.control.access import Caller, Right, check_cancel, check_inventory, check_project, require, right_on
 from podway.control.agreement import agreement, check_agreed
+from podway.control.autostop_policy import autostop_of
 from podway.control.capability_check import check_targets, remarks
 from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
@@ -111,7 +112,6 @@ class Control:
         name = self._name(request.options.cluster, caller.user)
         check_project(caller, request.options.project)
         check_inventory(caller, request.task)
-        autostop = request.options.autostop or request.task.autostop
         cluster = self.store.find(name)
         created = cluster is None
         if cluster is None:
@@ -122,7 +122,8 @@ class Control:
                     status=409,
                 )
             cluster = self._create(name, request, caller.user, prefer)
-        else:
+        autostop = autostop_of(request, self.provider(cluster.order.provider), cluster.order)
+        if not created:
             _check_taken(cluster, caller)
             self._check_isolated(cluster)
             if autostop is not None and autostop != cluster.autostop:
@@ -404,7 +405,8 @@ class Control:
             files=files,
             sealed_secrets=self.vault.seal(task.secrets),
             run_setup=setup,
-            exclusive=any(resources.accelerator is not None for resources in task.resources),
+            # What prepares a dev environment does not wait for the jobs that run in it.
+            exclusive=task.dev is None and any(resources.accelerator is not None for resources in task.resources),
             gang=gang,
             submitted=now,
         )
@@ -439,5 +441,5 @@ def _check_taken(cluster: Cluster, caller: Caller) -> None:
 
 
 def _does_something(task: Task) -> bool:
-    """A task with nothing to run or fetch asks for the cluster alone."""
-    return bool(task.run.strip() or task.setup.strip() or task.workdir or task.file_mounts)
+    """A task with nothing to run or fetch asks for the cluster alone; a dev environment is remembered by its job."""
+    return task.dev is not None or bool(task.run.strip() or task.setup.strip() or task.workdir or task.file_mounts)

@@ -14,7 +14,6 @@ from podway.task.task import Autostop, Task
 
 VERSION = 1  # of the API: another number is another language
 VERSION_HEADER = "podway-api"  # of requests: this number and the version of Podway, "1 0.4.0"
-VERSION = 1
 NO_CERTIFICATES = "no_certificates"  # the code of an error: people log in to such hosts with keys of their own
 
 
@@ -163,6 +162,12 @@ class JobView(Reply, frozen=True):
     exclusive: bool
     ad_hoc: bool = False  # a command of `podway run`
     attempt: int = 1
+    kind: str = "task"  # task, service or dev-environment
+    ports: list[
+        str
+    ] = []  # to forward while attached: local:remote, `*` for any local port, a trailing `?` for any if it is taken
+    ide: str = ""  # the editor that a dev environment is for
+    working_dir: str = ""  # on the host, where its task fixes it
 
 
 class AttemptView(Reply, frozen=True):

@@ -22,6 +22,7 @@ from podway.server.api import (
     OrphanView,
     PreviewReply,
 )
+from podway.task.ports import forwarded_ports
 
 
 def resources_text(order: Order) -> str:
@@ -92,6 +93,10 @@ def job_view(cluster: Cluster, job: Job) -> JobView:
         exclusive=job.exclusive,
         ad_hoc=not job.gang,
         attempt=job.attempt.number,
+        kind=job.task.kind,
+        ports=list(forwarded_ports(job.task)),
+        ide=(job.task.dev.ide or "") if job.task.dev else "",
+        working_dir=job.task.working_dir or "",
     )
 
 

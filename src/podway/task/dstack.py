@@ -47,6 +47,9 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
     limit = run.get("max_duration")
     if _word(run, "startup_order") not in (None, "any"):
         notes.append("startup_order: all hosts start together, as one gang")
+    autostop = read(lambda: read_idle(run), None)
+    if kind == "dev-environment" and autostop and (idle := run.get("idle_duration")):
+        notes.append(f"{idle.path}: inactivity_duration says when a dev environment ends")
     task = Task(
         name=read(lambda: _name(root, overrides), None),
         kind=kind,  # type: ignore[arg-type]
@@ -66,7 +69,7 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
         ports=read(lambda: tuple(port_mapping(one) for one in opened.items()), ()) if opened else (),
         reuse_only=_word(run, "creation_policy") == "reuse",
         stop_when="head-done" if _word(run, "stop_criteria") == "master-done" else "all-done",
-        autostop=read(lambda: read_idle(run), None),
+        autostop=autostop if kind != "dev-environment" else None,
         recovery=read(lambda: read_retry(run), None),
         max_duration_s=read(lambda: duration_or_off(limit, None), None) if limit else None,
         stop_duration_s=read(lambda: read_stop_duration(run, notes), 0),
@@ -207,7 +210,7 @@ def _script(run: Layers, kind: str, overrides: Overrides, notes: list[str]) -> s
         entrypoint = run.get("entrypoint")
         if entrypoint:
             raise entrypoint.error("a dev environment has no entrypoint", "put the command into `init`")
-        return join_commands([*init, "exec sleep infinity"])
+        return join_commands(init)  # when they have ended, the environment is ready: it is a cluster that stays up
     old = run.get("setup")
     if old:
         notes.append(f"{old.path}: dstack ignores it too; put it into `commands`")

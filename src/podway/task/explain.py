@@ -6,6 +6,7 @@ Secrets are never shown, nor the values of variables whose names say that they a
 import re
 
 from podway.catalog.slices import Slice, find_slice
+from podway.quantities import format_duration
 from podway.task.task import Bucket, FileMount, Git, LocalDir, Placement, Resources, ServiceSpec, Task, Url, Volume
 
 _MASK = "*****"
@@ -22,6 +23,9 @@ def explain(task: Task) -> str:
         rows += _service_rows(task.service)
     if task.dev:
         rows.append(("IDE", " ".join(filter(None, (task.dev.ide, task.dev.version))) or "ssh only"))
+        idle = task.dev.inactivity_s
+        when = "never" if idle is None else f"{format_duration(idle)} after the last connection and job"
+        rows.append(("Ends", when))
     rows += [("Environment", f"{name}={_shown(name, value)}") for name, value in task.env.items()]
     rows += [("Secret", f"{name}={_MASK}") for name in task.secrets]
     if task.python:

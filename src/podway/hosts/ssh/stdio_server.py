@@ -63,7 +63,7 @@ async def _serve(client: socket.socket, host: SimulatedHost, key: KeyPair) -> No
         server_factory=lambda: _Server(host),
         server_host_keys=[str(key.path)],
         process_factory=lambda process: _run(process, host),
-        sftp_factory=True,
+        sftp_factory=_Sftp,
         encoding=None,
         line_editor=False,
         agent_forwarding=False,
@@ -93,6 +93,13 @@ async def _to_stdout(there: socket.socket) -> None:
         while data := await loop.sock_recv(there, READ_SIZE):
             writer.write(data)
             await writer.drain()
+
+
+class _Sftp(asyncssh.SFTPServer):
+    """Ends with an exit status, without which scp counts as failed."""
+
+    def exit(self) -> None:
+        self.channel.exit(0)
 
 
 class _Server(asyncssh.SSHServer):
