@@ -15,6 +15,20 @@ def command(no_browser: bool) -> None:
     link = Client().page_link()
     click.echo(link)
     if not no_browser:
-        import webbrowser
+        open_page(link)
 
-        webbrowser.open(link)
+
+def open_page(link: str) -> None:
+    """In a browser, by way of a file that is ours alone: other users of the machine can see the arguments of a browser."""
+    import webbrowser
+    from html import escape
+
+    from podway.files import write_atomically
+    from podway.home import home
+
+    file = home() / "open.html"
+    page = (
+        f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(link, quote=True)}"><title>Podway</title>'
+    )
+    write_atomically(file, page.encode(), mode=0o600)
+    webbrowser.open(file.as_uri())
