@@ -5,8 +5,8 @@ used, heads and idle connections have time limits, and a client that leaves ends
 """
 
 import asyncio
-import contextlib
 import ipaddress
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -19,6 +19,7 @@ from podway.gateway.openai import error_body
 from podway.gateway.socket_protocol import SocketProtocol
 from podway.gateway.wire import Header
 
+log = logging.getLogger("podway.gateway")
 LONGEST_HEAD = 64 * 1024
 MOST_HEADERS = 128
 BUFFERED = 256 * 1024  # of a body, before reading stops until somebody takes it
@@ -270,8 +271,13 @@ class ClientConnection(SocketProtocol):
                 await self._arrived.wait()
                 continue
             request = self._requests[0]
-            with contextlib.suppress(ClientLeft):
+            try:
                 await self._handle(request)
+            except ClientLeft:
+                pass
+            except Exception:
+                log.exception("%s %s", request.method.decode("latin-1"), request.path.decode("latin-1")[:200])
+                self.abort()  # how much of an answer was sent is not known
             self._requests.popleft()
             if self.on_tunnel is not None:
                 return

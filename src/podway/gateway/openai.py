@@ -78,6 +78,8 @@ def read_question(body: bytes) -> Question | str:
         return str(error)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "the body is not valid JSON"
+    except RecursionError:
+        return "the body is nested too deeply"
 
 
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')

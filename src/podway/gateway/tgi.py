@@ -108,6 +108,8 @@ def translate(service: RoutedService, path: bytes, body: bytes) -> Translation:
         question = from_json(body, TgiQuestion)
     except msgspec.ValidationError as error:
         raise NotTranslatable(str(error)) from None
+    except RecursionError:
+        raise NotTranslatable("the body is nested too deeply") from None
     _refuse_unknown(question)
     inputs = _inputs(service, kind, question)
     stops = question.stops + ([service.eos_token] if service.eos_token else [])
@@ -308,7 +310,7 @@ class TgiAnswer:
             return last + self._finish("stop") + b"data: [DONE]\n\n"
         try:
             answer = from_json(self._kept, _Event)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return error_body("the replica's answer is not TGI's", "server_error", "bad_answer")
         if self._status >= 400 or answer.error is not None:
             return error_body(answer.error or "the replica failed", "server_error", "replica_error")
@@ -331,7 +333,7 @@ class TgiAnswer:
     def _event(self, data: bytes) -> bytes:
         try:
             event = from_json(data, _Event)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return b""
         if event.error is not None:
             self._finished = True
