@@ -29,7 +29,7 @@ from tools.bench.proxies import MODEL, OTHER_CORE, free_port, process
 
 EVENTS = 100
 START_S = 90.0  # of a proxy: some import for half a minute
-STREAM_S = 60.0  # a stream of 2 s that is not over by then counts as lost
+STREAM_S = 45.0  # a stream of 2 s that is not over by then counts as lost
 ANSWER = json.dumps(
     {
         "id": "1",
@@ -393,7 +393,7 @@ def main() -> int:
         print(json.dumps(asyncio.run(streams(int(words[2]), words[3], words[4], int(words[5])))))
         return 0
     options = argparse.ArgumentParser(prog="python -m tools.bench.gateway")
-    options.add_argument("--seconds", type=float, default=10.0)
+    options.add_argument("--seconds", type=float, default=6.0)
     options.add_argument("--streams", type=int, default=1000)
     options.add_argument("--only", action="append", default=[])
     options.add_argument("--write", action="store_true")
