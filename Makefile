@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test system-packages clients lint soak bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot screenshots clean
+.PHONY: help setup demo test system-packages clients axe lint soak bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot bench-page screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,7 +21,7 @@ demo:  ## Plan, rehearse, launch on a simulated pod, train, serve, ask and measu
 	@$(PYTHON) tools/demo
 
 test:  ## Lint, types and every test (under 15 minutes on 2 cores)
-	@$(MAKE) -s -j3 --output-sync system-packages clients lint
+	@$(MAKE) -s -j3 --output-sync system-packages clients axe lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile tests
 
 system-packages:
@@ -29,6 +29,9 @@ system-packages:
 
 clients:
 	@bash tools/clients
+
+axe:  # of the browser tests; without npm they skip what needs it
+	@bash tools/axe || true
 
 lint: setup  ## ruff and mypy --strict
 	$(BIN)/ruff check src tests tools/bench
@@ -68,6 +71,9 @@ bench-train: setup  ## The training step on this machine, small: a table
 
 bench-aot: setup  ## Training steps and serving programs through the TPU compiler, without a TPU: writes docs/aot.md
 	$(BIN)/python -m tools.bench.aot
+
+bench-page: setup system-packages  ## The web page against its budgets: size, first paint, frames, memory (3 minutes): docs/benchmarks.md
+	$(BIN)/python -m tools.bench.page
 
 screenshots: setup system-packages  ## Pictures of the page for the docs: docs/images
 	$(BIN)/python tools/screenshots.py

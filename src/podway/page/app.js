@@ -9,13 +9,16 @@ import { Home } from "./views/home.js";
 import { ClusterView, Clusters } from "./views/clusters.js";
 import { JobPage } from "./views/job.js";
 import { Training } from "./views/training.js";
+import { ServiceView, Services } from "./views/services.js";
 import { Models } from "./views/models.js";
 import { Plan } from "./views/plan.js";
 import { Slices } from "./views/slices.js";
 import { Cost } from "./views/cost.js";
 import { Settings } from "./views/settings.js";
 
-const NAVIGATION = [["/", "Home"], ["/clusters", "Clusters"], ["/training", "Training"], ["/models", "Models"], ["/plan", "Plan"], ["/slices", "Slices"], ["/cost", "Cost"], ["/settings", "Settings"]];
+const NAVIGATION = [["/", "Home"], ["/clusters", "Clusters"], ["/training", "Training"], ["/services", "Services"], ["/models", "Models"], ["/plan", "Plan"], ["/slices", "Slices"], ["/cost", "Cost"], ["/settings", "Settings"]];
+
+const AGAIN_MS = 2000;
 
 // What the stream of changes may have changed.
 const LIVE = /^\/v1\/(clusters(?!.*\/(planned|models)$)|runs|served|services)/;
@@ -27,7 +30,8 @@ function view(path, session) {
   if (parts[0] === "clusters" && parts.length === 2) return html`<${ClusterView} key=${parts[1]} name=${parts[1]} session=${session} />`;
   if (parts[0] === "clusters" && parts[2] === "jobs" && parts.length === 4)
     return html`<${JobPage} key=${path} cluster=${parts[1]} number=${parts[3]} session=${session} />`;
-  const known = { training: Training, models: Models, plan: Plan, slices: Slices, cost: Cost, settings: Settings }[parts.length === 1 ? parts[0] : ""];
+  if (parts[0] === "services" && parts.length === 2) return html`<${ServiceView} key=${parts[1]} name=${parts[1]} session=${session} />`;
+  const known = { training: Training, services: Services, models: Models, plan: Plan, slices: Slices, cost: Cost, settings: Settings }[parts.length === 1 ? parts[0] : ""];
   return known ? html`<${known} session=${session} />` : html`<${Empty} title="There is nothing here"><p><${Link} to="/">Home</${Link}></p></${Empty}>`;
 }
 
@@ -41,10 +45,15 @@ function App() {
   const closed = path === "/expired" || path === "/ended";
   useEffect(() => {
     if (closed) return;
-    openSession().then((found) => {
+    const open = () => openSession().then((found) => {
+      setError(null);
       setSession(found);
       followChanges(() => refresh((one) => LIVE.test(one)), setLink);
-    }, setError);
+    }, (problem) => {
+      setError(problem);
+      if (!problem.status) setTimeout(open, AGAIN_MS); // the server, or the way to it, is away
+    });
+    open();
   }, []);
   if (path === "/expired") return html`<${Closed} title="This link was used or has expired" text="A link opens the page once, within two minutes. Open another one:" />`;
   if (path === "/ended") return html`<${Closed} title="You are logged out" text="Open the page again with:" />`;

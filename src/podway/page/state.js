@@ -3,6 +3,7 @@
 import { useEffect, useState } from "./vendor/preact-htm.js";
 import { get } from "./api.js";
 
+const AGAIN_MS = 2000;
 const kept = new Map(); // path -> {value, error, listeners, timer, loading}
 
 function slot(path) {
@@ -22,6 +23,7 @@ async function load(path) {
     one.error = null;
   } catch (error) {
     one.error = error;
+    if (!error.status) setTimeout(() => one.listeners.size && load(path), AGAIN_MS); // the server, or the way to it, is away
   }
   one.loading = false;
   for (const listener of one.listeners) listener({});

@@ -10,7 +10,8 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from podway.control.access import right_on
-from podway.control.records import Cluster, Job, JobState
+from podway.control.records import Job, JobState
+from podway.control.service_records import Replica
 from podway.decoding import from_json
 from podway.errors import UserError
 from podway.hosts.link import Connect
@@ -40,34 +41,40 @@ class _Refusal(msgspec.Struct):
     error: dict[str, object] = {}
 
 
-def serving_port(job: Job) -> int | None:
-    """Where a job serves by its own command; None where it runs no `podway serve` that can be read."""
+def serving_port(job: Job, replica: Replica | None = None) -> int | None:
+    """Where a job serves: as a replica at the port it was given, else by its own command; None where it runs no `podway serve`."""
     from podway.plan.task_needs import command_of, option_of  # the planner takes a while to import
 
     command = command_of(job.task)
     if command is None or command.verb != "serve":
         return None
+    if replica is not None:
+        return replica.port
     port = option_of(command, "--port") or str(PORT)
     return int(port) if port.isascii() and port.isdigit() and 0 < int(port) < 65536 else None
 
 
 def served(call: ApiCall) -> page_api.ServedReply:
     """The jobs that serve a model now, of all clusters the caller may see."""
-    found = []
+    found, replicas = [], _replicas(call)
     for cluster in call.services.store.live_clusters():
         if right_on(cluster, call.caller) is None or not cluster.hosts:
             continue
         for job in call.services.store.jobs(cluster.id, open_only=True):
-            if job.state is JobState.RUNNING and (port := serving_port(job)) is not None:
+            if job.state is JobState.RUNNING and (port := serving_port(job, replicas.get(cluster.id))) is not None:
                 url = f"http://127.0.0.1:{port}/v1"
                 found.append(page_api.ServedView(cluster=cluster.name, job=job.number, name=job.name or "", url=url))
     return page_api.ServedReply(served=found)
 
 
+def _replicas(call: ApiCall) -> dict[str, Replica]:
+    """The replicas of services, by the id of their cluster."""
+    return {one.cluster_id: one for one in call.services.store.services.open_replicas() if one.cluster_id is not None}
+
+
 async def models(call: ApiCall) -> page_api.ServedModelsReply:
     """The names of the models that a job serves."""
-    cluster, job = await call.in_thread(call.find_job)
-    connect = _connect(call, cluster, job)
+    connect = await call.in_thread(lambda: _connect(call))
     try:
         health = await exchange(connect, "GET", "/health")
         status = from_json(await health.whole() or b"{}", _Health).status
@@ -86,13 +93,13 @@ async def models(call: ApiCall) -> page_api.ServedModelsReply:
 async def chat(call: ApiCall) -> Response:
     """A completion of a conversation or of a text, streamed as server-sent events."""
     body: page_api.ChatBody = call.body
-    cluster, job = await call.in_thread(call.find_job)
+    connect = await call.in_thread(lambda: _connect(call))
     sent = {name: value for name, value in msgspec.to_builtins(body).items() if value is not None}
     if (body.messages is None) == (body.prompt is None):
         raise UserError("a request has messages or a prompt", "give one of the two")
     path = "/v1/completions" if body.messages is None else "/v1/chat/completions"
     sent |= {"stream": True, "stream_options": {"include_usage": True}}
-    answer = await exchange(_connect(call, cluster, job), "POST", path, msgspec.json.encode(sent))
+    answer = await exchange(connect, "POST", path, msgspec.json.encode(sent))
     if answer.status != OK:
         raise _refusal(answer.status, await answer.whole())
     return StreamingResponse(_events(answer.body), media_type="text/event-stream", headers=_HEADERS)
@@ -107,8 +114,9 @@ async def _events(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield b"data: " + msgspec.json.encode({"error": {"message": error.what}}) + b"\n\n"
 
 
-def _connect(call: ApiCall, cluster: Cluster, job: Job) -> Connect:
-    port = serving_port(job)
+def _connect(call: ApiCall) -> Connect:
+    cluster, job = call.find_job()
+    port = serving_port(job, _replicas(call).get(cluster.id))
     if port is None:
         raise UserError(f"job {job.number} of {cluster.name} serves no model", "it must run podway serve", status=409)
     if job.state is not JobState.RUNNING or not cluster.hosts:

@@ -325,3 +325,29 @@ class CloudsReply(Reply, frozen=True):
     """All that this server knows."""
 
     clouds: list[CloudView]
+
+
+class LatencyView(Reply, frozen=True):
+    """Seconds: the median, and the slow ends of the slowest gateway."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+class LoadPoint(Reply, frozen=True):
+    """What gateways saw of a service up to a moment: per second, on average, and waiting at the end."""
+
+    at: float
+    rps: float
+    failed: float
+    in_flight: float
+    waiting: int
+    ttft: LatencyView | None
+    queue: LatencyView | None
+
+
+class ServiceLoadReply(Reply, frozen=True):
+    """Oldest first; moments without a report are left out."""
+
+    points: list[LoadPoint]

@@ -18,12 +18,14 @@ from podway.provider_table import ProviderRow, load, provider_rows
 from podway.server import page_api
 from podway.server.costs import costs_since
 from podway.server.routing import ApiCall
+from podway.server.service_load import load_points
 from podway.server.sessions import COOKIE
 from podway.version import __version__
 
 CHANGES_S = 20.0  # a sign of life
 LONGEST_S = 3600.0  # then the page asks again, and its session is looked at again
 MOST_PLANS = 40
+USUAL_LOAD_S, LONGEST_LOAD_S = 900.0, 7 * 86400.0
 TOGETHER_S = 0.1  # changes that come together are told together
 
 
@@ -210,3 +212,11 @@ def _cloud_note(extra: str, ready: bool, trouble: str) -> str:
     if extra:
         return f"install podway[{extra}] on the server"
     return trouble or ("" if ready else "not set up on the server")
+
+
+def service_load(call: ApiCall) -> page_api.ServiceLoadReply:
+    """Requests and latencies of a service over the last `seconds`, as gateways reported them."""
+    now = time.time()
+    since = now - min(LONGEST_LOAD_S, call.query.get("seconds", USUAL_LOAD_S))
+    samples = call.services.store.services.loads(call.find_service().name, since)
+    return page_api.ServiceLoadReply(points=load_points(samples, since, now))

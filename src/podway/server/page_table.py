@@ -155,6 +155,15 @@ PAGE_ROUTES: tuple[Route, ...] = (
     ),
     Route(
         method="GET",
+        path="/v1/services/{service}/load",
+        function=page_routes.service_load,
+        access="view",
+        summary="Requests and latencies of a service",
+        reply=page_api.ServiceLoadReply,
+        query={"seconds": float},
+    ),
+    Route(
+        method="GET",
         path="/v1/served",
         function=model_routes.served,
         access="anyone",

@@ -5,7 +5,7 @@ import { ApiError } from "../api.js";
 
 const TONES = {
   UP: "good", RUNNING: "good", READY: "good", SUCCEEDED: "good",
-  INIT: "busy", SETTING_UP: "busy", PENDING: "idle", RECOVERING: "warn", CANCELLING: "warn", STOPPING: "warn", TERMINATING: "warn",
+  INIT: "busy", SETTING_UP: "busy", STARTING: "busy", PROVISIONING: "busy", NOT_READY: "warn", DRAINING: "warn", SHUTTING_DOWN: "warn", NO_REPLICA: "idle", PENDING: "idle", RECOVERING: "warn", CANCELLING: "warn", STOPPING: "warn", TERMINATING: "warn",
   STOPPED: "idle", GONE: "idle", CANCELLED: "idle",
   FAILED: "bad", FAILED_SETUP: "bad", FAILED_DRIVER: "bad", FAILED_NO_RESOURCE: "bad",
 };
@@ -23,7 +23,7 @@ export const Code = ({ children, block }) => {
     set(true);
     setTimeout(() => set(false), 1500);
   };
-  return html`<div class=${block ? "code block" : "code"}>${block ? html`<pre tabindex="0"><code>${text}</code></pre>` : html`<code>${text}</code>`}
+  return html`<div class=${block ? "code block" : "code"}>${block ? html`<pre tabindex="0"><code>${text}</code></pre>` : html`<code tabindex="0">${text}</code>`}
     <button class="quiet" onClick=${copy} aria-label=${copied ? "Copied" : "Copy"}>${copied ? "Copied" : "Copy"}</button></div>`;
 };
 

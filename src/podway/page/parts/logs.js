@@ -8,7 +8,8 @@ import { lines as readLines } from "../api.js";
 
 const LINE = 18; // pixels, as in style.css
 const MARGIN = 20; // lines above and below the screen
-const MOST = 2_000_000; // the oldest go beyond that
+const MOST = 1_000_000; // the oldest go beyond that
+const SPARE = 50_000; // dropped at once: cutting the front of a long array is slow
 
 // Colours and cursor movements of terminals are left out; other control characters are shown as what they are.
 const ESCAPES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[@-Z\\-_])/g;
@@ -42,7 +43,7 @@ export function LogView({ cluster, job, hosts }) {
       if (entry.kind === "log") {
         for (const line of entry.text.replace(/\n$/, "").split("\n")) kept.current.lines.push(plain(line));
         const over = kept.current.lines.length - MOST;
-        if (over > 0) {
+        if (over > SPARE) {
           kept.current.lines.splice(0, over);
           kept.current.dropped += over;
         }
