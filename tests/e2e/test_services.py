@@ -1,11 +1,13 @@
 """Services on simulated slices, with real processes: replicas come, answer, fail, are replaced, roll, scale and go; kill -9 of the
 server at every named point leaves nothing forgotten."""
 
+import base64
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -297,3 +299,61 @@ def test_a_seed_from_the_command_line(pod: Podway, tmp_path: Path) -> None:
     assert stopped.returncode == 0 and "is ended" in stopped.stdout, stopped.stderr
     assert pod.client.clusters() == [] and pod.host_processes() == []
     assert "there is no service" in podway(pod, "service", "status", "nope").stderr
+
+
+SLOW = PROGRAM.replace(
+    'self.wfile.write(os.environ.get("WORD", "").encode())',
+    """for part in range(int(self.path.partition("=")[2] or 1)):
+            self.wfile.write(os.environ["WORD"].encode())
+            self.wfile.flush()
+            time.sleep(0.2)""",
+).replace("import http.server,", "import time, http.server,")
+
+
+@needs_networks
+def test_a_request_under_way_outlives_its_replica_s_retirement(pod: Podway) -> None:
+    """A stream that began before a rolling update ends whole, though its replica was taken out meanwhile."""
+    pod.start()
+    first = request(run=SLOW)
+    long = msgspec.structs.replace(first.task, stop_duration_s=120)
+    pod.client.apply_service(msgspec.structs.replace(first, task=long))
+    ready(pod, 1)
+    wait_until(lambda: bool(pod.client.service("web").url), 90, "the gateway")
+    url = pod.client.service("web").url
+    wait_until(lambda: fetch(f"{url}?n=1") == "one", 60, "the first answer")
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(fetch(f"{url}?n=60")))
+    reader.start()
+    changed = msgspec.structs.replace(long, env={"WORD": "two"})
+    pod.client.apply_service(msgspec.structs.replace(first, task=changed))
+    wait_until(lambda: fetch(f"{url}?n=1") == "two", 90, "the new revision")
+    reader.join(120)
+    assert found == ["one" * 60]
+    ended(pod)
+
+
+def fetch(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=100) as reply:
+            return str(reply.read().decode())
+    except OSError as error:
+        return str(error)
+
+
+def test_two_servers_on_one_database_make_one_replica(pod: Podway, tmp_path: Path) -> None:
+    """Whichever of them drives it: nothing is made twice."""
+    database = f"sqlite:///{tmp_path / 'shared.db'}"
+    pod.start(PODWAY_DB=database)
+    other = Podway(tmp_path / "other")
+    key = {"PODWAY_SECRET_KEY": base64.urlsafe_b64encode(b"k" * 32).decode()}
+    other.start(PODWAY_HOME=str(tmp_path / "other"), PODWAY_DB=database, **key)
+    try:
+        pod.client.apply_service(request())
+        found = ready(pod, 1)
+        assert [one.number for one in found.replicas] == [1]
+        assert [one.name for one in pod.client.clusters()] == ["web-1"]
+        assert len(pod.client.jobs("web-1")) == 1
+        ended(pod)
+    finally:
+        other.kill_server()
+        other.close()

@@ -81,7 +81,7 @@ def _scaling(run: Layers, group: Field | None) -> Scaling:
     return Scaling(
         min_replicas=low,
         max_replicas=high,
-        metric=metric.text().lower(),  # type: ignore[arg-type]  # the shape allows no other
+        metric="rps" if by_rate else metric.text().lower(),  # type: ignore[arg-type]  # the shape allows no other
         target=None if by_rate else target.number(),
         target_qps=target.number() if by_rate else None,
         window_s=seconds,

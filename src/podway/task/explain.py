@@ -147,7 +147,8 @@ def _policy_rows(task: Task) -> list[tuple[str, str]]:
     rows = []
     if task.autostop:
         what = "taken down" if task.autostop.down else "stopped"
-        rows.append(("Autostop", f"{what} after {task.autostop.idle_minutes:g} idle minutes"))
+        idle = f"{what} after {task.autostop.idle_minutes:g} idle minutes"
+        rows.append(("Autostop", idle if task.service is None else "none: a service ends when it is told to"))
     if task.recovery:
         limit = f", for {task.recovery.duration_s} s" if task.recovery.duration_s else ""
         rows.append(("Recovery", f"on {', '.join(task.recovery.events)}: {task.recovery.strategy}{limit}"))
@@ -163,6 +164,9 @@ def _service_rows(service: ServiceSpec) -> list[tuple[str, str]]:
     fixed = scaling.min_replicas == scaling.max_replicas
     replicas = f"{scaling.min_replicas}" if fixed else f"{scaling.min_replicas} to {scaling.max_replicas}"
     targets = [f"{scaling.target_qps:g} requests/s each"] if scaling.target_qps else []
+    if scaling.target:
+        unit = "requests at once each" if scaling.metric == "concurrency" else f"s of {scaling.metric}"
+        targets.append(f"{scaling.target:g} {unit}")
     targets += [f"{target:g} requests/s on {name}" for name, target in scaling.target_qps_by_type.items()]
     rows = [("Port", str(service.port)), ("Replicas", ", ".join([replicas, *targets]))]
     if service.model:
