@@ -220,6 +220,37 @@ def test_an_agent_of_another_version_gives_way_and_its_jobs_go_on(tmp_path):
     asyncio.run(main())
 
 
+def test_an_idle_agent_of_another_version_needs_a_start_and_a_busy_one_does_not(tmp_path):
+    old = tmp_path / "old.pyz"
+    with zipfile.ZipFile(io.BytesIO(bundle().data)) as archive, zipfile.ZipFile(old, "w") as changed:
+        for name in archive.namelist():
+            changed.writestr(name, archive.read(name).replace(bundle().sha256.encode(), b"an-older-version"))
+
+    async def main():
+        host_id = uuid.uuid4().hex
+        bundle().write(tmp_path / "agent.pyz")
+        env = {**os.environ, processes.HOST_ID_VARIABLE: host_id}
+        agent = link.AgentLink(link.connect_local(tmp_path / "home"))
+        try:
+            assert await link.needs_start(agent)  # there is none
+            await link._start_daemon(old, tmp_path / "home", "", env)
+            assert await link.needs_start(agent)
+            await agent.call(
+                "start", job="job", phase="run", script=f"until [ -e {tmp_path}/gate ]; do sleep 0.05; done"
+            )
+            assert not await link.needs_start(agent)
+            (tmp_path / "gate").touch()
+            assert (await agent.call("status", job="job", phase="run", wait=60)).fields["state"] == "exited"
+            assert await link.needs_start(agent)
+            await link.start_local_agent(tmp_path / "agent.pyz", tmp_path / "home", "", env)
+            assert not await link.needs_start(agent)
+        finally:
+            agent.close()
+            assert await link.kill_local_host(host_id) == []
+
+    asyncio.run(main())
+
+
 def test_an_agent_that_cannot_start_says_why(tmp_path):
     bundle().write(tmp_path / "agent.pyz")
     (tmp_path / "home").write_text("not a directory")

@@ -6,6 +6,7 @@ from typing import Any
 
 from podway.control.records import Cluster, Exit
 from podway.errors import ProviderError
+from podway.hosts.bundle import bundle
 from podway.hosts.link import AgentLink
 from podway.order import Host
 from podway.provider_table import row_of
@@ -103,7 +104,9 @@ class Fleet:
 
 async def _skew_ms(session: HostSession) -> int:
     """How far a host's clock is behind ours, as far as the time the question takes lets us know."""
-    await session.call("hello")  # the first may have to start an agent
+    first = await session.call("hello")  # it may have to start an agent
+    if first.get("version") != bundle().sha256:
+        await session.provider.ensure_agent(session.host)  # this job is the first after an upgrade, if no other runs
     asked = time.time()
     then = float((await session.call("hello")).get("time") or asked)
     took = time.time() - asked

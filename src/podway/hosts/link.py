@@ -179,6 +179,20 @@ class AgentLink:
             self._idle.pop().close()
 
 
+async def needs_start(link: AgentLink, *, timeout: float = 5.0) -> bool:
+    """Whether an agent has to be started: none answers, or an idle one of another version does, which is replaced."""
+    try:
+        version = (await link.call("hello", timeout=timeout)).fields.get("version")
+        if version == bundle().sha256:
+            return False
+        phases = (await link.call("jobs", timeout=timeout)).fields.get("jobs") or []
+        return all(phase.get("state") in ("exited", "lost") for phase in phases)
+    except AgentRefused:
+        return False  # it is busy, or of a version that knows no such question: leave it
+    except ProviderError:
+        return True
+
+
 def connect_local(home: Path, user: int | None = None) -> Connect:
     """How to connect to the agent whose home is the directory `home` of this machine.
 

@@ -156,7 +156,7 @@ class Provider(Protocol):
         """Begin to delete everything the cluster ever made; silence when nothing is left."""
 
     async def ensure_agent(self, host: Host) -> None:
-        """Make sure the host's agent runs, starting it if it does not."""
+        """Make sure the host's agent runs, starting it if it does not; one of another version is replaced when no job runs there."""
 
     def connect(self, host: Host) -> Connect:
         """Opens streams to the host's agent."""

@@ -67,9 +67,9 @@ class Hosts:
                 self._pin(host, said)
                 hosts.append(host)
         answers = await asyncio.gather(*(self._start(host, disk_gb) for host in hosts), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
+        wrong = [answer for answer in answers if isinstance(answer, BaseException)]
+        if wrong:  # what no waiting mends first: another host may only be slow
+            raise next((answer for answer in wrong if isinstance(answer, Unable)), wrong[0])
         return tuple(answer for answer in answers if isinstance(answer, Host))
 
     async def ensure_agent(self, host: Host) -> None:

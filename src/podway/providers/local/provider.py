@@ -30,7 +30,15 @@ from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.files import write_atomically
 from podway.hosts.bundle import bundle
-from podway.hosts.link import AgentLink, Connect, connect_local, connect_tcp, kill_local_host, start_local_agent
+from podway.hosts.link import (
+    AgentLink,
+    Connect,
+    connect_local,
+    connect_tcp,
+    kill_local_host,
+    needs_start,
+    start_local_agent,
+)
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
 from podway.providers.local import networks
@@ -205,12 +213,11 @@ class LocalProvider:
         return None
 
     async def ensure_agent(self, host: Host) -> None:
-        """Start the agent over the home if it does not run, as a machine that came back would."""
+        """Start the agent over the home if it does not run, as a machine that came back would; an idle older one gives way."""
         link = AgentLink(self.connect(host))
         try:
-            await link.call("hello", timeout=5.0)
-        except ProviderError:
-            await self._start_agent(host)
+            if await needs_start(link):
+                await self._start_agent(host)
         finally:
             link.close()
 

@@ -23,7 +23,7 @@ import msgspec
 from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
 from podway.hosts.bundle import bundle
-from podway.hosts.link import AgentLink, Connect
+from podway.hosts.link import AgentLink, Connect, needs_start
 from podway.hosts.ssh import remote
 from podway.hosts.ssh.connections import SshConnections
 from podway.hosts.ssh.endpoint import Endpoint
@@ -120,13 +120,12 @@ class MachineWork:
             link.close()
 
     async def ensure_agent(self, connect: Connect, start: Callable[[], Awaitable[object]]) -> None:
-        """Have an agent answer at the other end of `connect`, by `start` where none does."""
+        """Have an agent answer at the other end of `connect`, by `start` where none does, or an idle one of another version."""
         try:
             link = AgentLink(connect)
             try:
-                await link.call("hello", timeout=5.0)
-            except ProviderError:
-                await start()
+                if await needs_start(link):
+                    await start()
             finally:
                 link.close()
         except UserError as error:
