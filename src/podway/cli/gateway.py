@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -218,6 +219,8 @@ def usage(since: str, output: str) -> None:
     """Show what was used of services, by day, user and model (your own, unless you are an administrator)."""
     from podway.server.client import Client
 
+    if since and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", since):
+        raise UserError(f"{since!r} is not a day", "write it as 2026-11-01")
     found = Client().usage_by_day(since)
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(found)))
@@ -225,8 +228,17 @@ def usage(since: str, output: str) -> None:
         click.echo("Nothing was used yet.")
     else:
         rows = [
-            (one.day, one.user, one.service, one.model, one.requests, one.prompt_tokens, one.completion_tokens)
+            (
+                one.day,
+                one.user,
+                one.service,
+                one.model,
+                one.requests,
+                one.prompt_tokens,
+                one.completion_tokens,
+                None if one.cost is None else f"${one.cost:,.2f}",
+            )
             for one in found
         ]
-        headers = ("DAY", "USER", "SERVICE", "MODEL", "REQUESTS", "PROMPT", "COMPLETION")
-        click.echo(table(headers, rows, right=("REQUESTS", "PROMPT", "COMPLETION")))
+        headers = ("DAY", "USER", "SERVICE", "MODEL", "REQUESTS", "PROMPT", "COMPLETION", "COST")
+        click.echo(table(headers, rows, right=("REQUESTS", "PROMPT", "COMPLETION", "COST")))

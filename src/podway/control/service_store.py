@@ -260,14 +260,17 @@ class ServiceRows:
             found = db.execute(sa.select(gateways).order_by(gateways.c.seen.desc()))
             return [GatewayInfo(id=row.id, url=row.url, seen=row.seen, sequence=row.sequence) for row in found]
 
-    def usage(self, since_day: str, user: str | None = None) -> list[Usage]:
-        """What was used from a day on, oldest first; of one person, or of all."""
+    def usage(self, since_day: str) -> list[Usage]:
+        """What was used from a day on, oldest first."""
         query = sa.select(usage).where(usage.c.day >= since_day).order_by(usage.c.day, usage.c.user, usage.c.service)
-        if user is not None:
-            own = usage.c.user.startswith(f"{user}/", autoescape=True)  # through one of their keys
-            query = query.where(sa.or_(usage.c.user == user, own))
         with self.reader.connect() as db:
             return [Usage(**row._mapping) for row in db.execute(query)]
+
+    def named(self, name: str) -> list[Service]:
+        """Every service that ever had a name, oldest first."""
+        query = sa.select(services).where(services.c.name == name).order_by(services.c.created)
+        with self.reader.connect() as db:
+            return [_service(row) for row in db.execute(query)]
 
 
 def _add_usage(db: sa.Connection, one: Usage) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from podway.control.route_table import route_table
 from podway.control.service_records import GatewayInfo, Replica
 from podway.control.service_store import ROUTES
+from podway.control.usage_costs import usage_costs
 from podway.errors import ProviderError, UserError
 from podway.gateway.report import GatewayReport
 from podway.gateway.table import RouteTable
@@ -20,6 +21,7 @@ from podway.server.service_api import (
     GatewayKeyView,
     GatewayReportReply,
     ModelUsageReply,
+    ModelUsageView,
     RoutesReply,
 )
 from podway.server.ssh_dial import ssh_route
@@ -83,8 +85,15 @@ def report(call: ApiCall) -> GatewayReportReply:
 
 def usage(call: ApiCall) -> ModelUsageReply:
     """What was used of services since a day (`2026-11-16`): everybody's for an administrator, else the caller's own."""
-    since, caller = call.query.get("since", ""), call.caller
-    return ModelUsageReply(usage=call.services.store.services.usage(since, None if caller.admin else caller.user))
+    since, caller, store = call.query.get("since", ""), call.caller, call.services.store
+    found = store.services.usage(since)
+    costs = usage_costs(store, found, time.time())
+    own = [
+        (row, cost)
+        for row, cost in zip(found, costs, strict=True)
+        if caller.admin or row.user == caller.user or row.user.startswith(f"{caller.user}/")
+    ]
+    return ModelUsageReply(usage=[ModelUsageView(**{**msgspec.structs.asdict(row), "cost": cost}) for row, cost in own])
 
 
 def make_key(call: ApiCall) -> GatewayKeyReply:

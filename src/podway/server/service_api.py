@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from podway.gateway.report import Count, Label, Usage
+from podway.gateway.report import Count, Label
 from podway.gateway.table import RouteTable
 from podway.launch_options import LaunchRequest
 from podway.server.api import Body, EventView, PreviewReply, Reply
@@ -148,10 +148,25 @@ class GatewayReportReply(Reply, frozen=True):
     accepted: bool
 
 
+class ModelUsageView(Reply, frozen=True):
+    """What one person (or key, as USER/NAME) used of one model on one day."""
+
+    day: str
+    user: str
+    service: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: (
+        float | None
+    )  # dollars: their share, by tokens, of what the service's hosts cost that day; None: no price is known
+
+
 class ModelUsageReply(Reply, frozen=True):
     """What was used, by day, person, service and model."""
 
-    usage: list[Usage]
+    usage: list[ModelUsageView]
 
 
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]

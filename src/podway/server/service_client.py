@@ -10,7 +10,7 @@ import msgspec
 from podway.server.urls import query, quote
 
 if TYPE_CHECKING:
-    from podway.gateway.report import GatewayReport, Usage
+    from podway.gateway.report import GatewayReport
     from podway.gateway.table import RouteTable
     from podway.launch_options import LaunchRequest
     from podway.server import service_api
@@ -99,7 +99,7 @@ class ServiceCalls:
 
         return self._connection.call("POST", "/v1/gateway/report", GatewayReportReply, report).accepted
 
-    def usage_by_day(self, since: str = "") -> list[Usage]:
+    def usage_by_day(self, since: str = "") -> list[service_api.ModelUsageView]:
         """What was used of services since a day (`2026-11-16`): yours, or everybody's for an administrator."""
         from podway.server.service_api import ModelUsageReply
 
