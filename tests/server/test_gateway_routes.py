@@ -9,6 +9,7 @@ from podway.control.service_records import ReplicaState
 from podway.control.store import open_store, sqlite_url
 from tests.control.service_samples import replica, service
 from tests.server.in_process import server_in
+from tests.server.test_api_fuzz import SERVICE
 
 TOKEN = {"Authorization": "Bearer t"}
 
@@ -80,3 +81,10 @@ def test_keys_open_what_their_owner_may_use_and_are_counted_by_themselves(tmp_pa
         table = web.get("/v1/gateway/routes", headers=TOKEN).json()["table"]
         assert token_digest(key) not in table["keys"]
         other.engine.dispose()
+
+
+def test_a_service_is_not_launched_as_a_job(tmp_path: Path) -> None:
+    with server_in(tmp_path, "t") as web:
+        refused = web.post("/v1/launch", json=SERVICE, headers=TOKEN)
+        assert refused.status_code == 400 and "podway apply" in refused.json()["error"]["hint"]
+        assert web.get("/v1/clusters", headers=TOKEN).json()["clusters"] == []

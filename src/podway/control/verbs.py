@@ -108,7 +108,12 @@ class Control:
         )
 
     def launch(self, request: LaunchRequest, caller: Caller, prefer: Prefer | None = None) -> Launched:
-        """Make the cluster (or take the one of that name), and queue the task on it. `prefer`: has a say where it is made."""
+        """Make the cluster (or take the one of that name), and queue the task on it. `prefer`: a replica's, where it is best made."""
+        if request.task.service is not None and prefer is None:
+            raise UserError(
+                "this task is a service, which needs more than one run of it",
+                "make it with: podway apply -f FILE, or Client.apply_service",
+            )
         name = self._name(request.options.cluster, caller.user)
         check_project(caller, request.options.project)
         check_inventory(caller, request.task)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from podway.server.connection import ServerConnection
     from podway.server.service_api import GatewayKeyView
 
+EVENTS_IN_A_REPLY = 500  # as many as the server sends at once
+
 
 class ServiceCalls:
     """A base of `Client`: see there."""
@@ -82,7 +84,13 @@ class ServiceCalls:
         """A service's history after an event id, oldest first."""
         from podway.server.service_api import ServiceEventsReply
 
-        return self._connection.call("GET", f"{_at(name)}/events?after={after}", ServiceEventsReply).events
+        found: list[EventView] = []
+        while True:
+            page = self._connection.call("GET", f"{_at(name)}/events?after={after}", ServiceEventsReply).events
+            found += page
+            if len(page) < EVENTS_IN_A_REPLY:
+                return found
+            after = page[-1].id
 
     # gateways
 
