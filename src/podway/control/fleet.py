@@ -42,6 +42,11 @@ class HostSession:
             except ProviderError:
                 await asyncio.sleep(RETRY_S)
 
+    async def ensure_agent(self) -> None:
+        """Have an agent answer; an idle one of another version, which outlived an upgrade, is replaced."""
+        if (await self.call("hello")).get("version") != bundle().sha256:
+            await self.provider.ensure_agent(self.host)
+
 
 class Fleet:
     """All hosts of a cluster, in rank order."""
@@ -62,7 +67,12 @@ class Fleet:
 
     async def ensure_agents(self) -> tuple[int, ...]:
         """Every host's agent runs and answers; by rank, what is to be added to its clock (ms) to agree with ours."""
-        return tuple(await asyncio.gather(*(_skew_ms(session) for session in self.sessions)))
+
+        async def ensured(session: HostSession) -> int:
+            await session.ensure_agent()
+            return await _skew_ms(session)
+
+        return tuple(await asyncio.gather(*(ensured(session) for session in self.sessions)))
 
     async def is_lost(self, rank: int) -> bool:
         """Whether the silence of a host (for LOST_AFTER_S already) means that it is gone, and not that we are cut off."""
@@ -104,9 +114,6 @@ class Fleet:
 
 async def _skew_ms(session: HostSession) -> int:
     """How far a host's clock is behind ours, as far as the time the question takes lets us know."""
-    first = await session.call("hello")  # it may have to start an agent
-    if first.get("version") != bundle().sha256:
-        await session.provider.ensure_agent(session.host)  # this job is the first after an upgrade, if no other runs
     asked = time.time()
     then = float((await session.call("hello")).get("time") or asked)
     took = time.time() - asked
