@@ -122,7 +122,7 @@ class Demo:
 
     def clean_up(self) -> None:
         """Delete both clusters and stop the server."""
-        self.screen.act("Clean up", "clusters, processes and files")
+        self.screen.act("Clean up", "clusters and processes; what was measured and printed is kept")
         list(self._run("podway down -y demo chat"))
         list(self._run("podway server stop"))
         left = [line for line in _processes() if str(self.home) in line]
@@ -174,11 +174,21 @@ def _processes() -> list[str]:
     return [line for line in listing.splitlines() if str(os.getpid()) not in line.split()[:1]]
 
 
+def fresh_home() -> Path:
+    """Where the demo keeps what it did, for `podway ui` afterwards; what an earlier one left is removed."""
+    home = Path(tempfile.gettempdir()) / f"podway-demo-{os.getuid()}"
+    if home.is_symlink() or (home.exists() and home.stat().st_uid != os.getuid()):
+        return Path(tempfile.mkdtemp(prefix="podway-demo."))
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(mode=0o700)
+    return home
+
+
 def main() -> int:
     """The exit code of the demo."""
     screen = Screen()
     install(ROOT, screen)
-    home = Path(tempfile.mkdtemp(prefix="podway-demo."))
+    home = fresh_home()
     os.environ |= {
         "PODWAY_HOME": str(home),
         "PATH": f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -189,7 +199,7 @@ def main() -> int:
     try:
         for act in (demo.plan, demo.rehearse, demo.train, demo.serve, demo.ask, demo.measure, demo.clean_up):
             act()
-        screen.end()
+        screen.end(home)
         return 0
     except (Failed, KeyboardInterrupt) as error:
         screen.error(str(error) or "interrupted")
@@ -198,7 +208,6 @@ def main() -> int:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         subprocess.run(["podway", "down", "-y", "demo", "chat"], **quiet)
         subprocess.run(["podway", "server", "stop"], **quiet)
-        shutil.rmtree(home, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 BOLD, DIM, GREEN, CYAN, RED, PLAIN = (f"\033[{code}m" for code in ("1", "2", "32", "36", "31", "0"))
 WIDE = 100
@@ -88,11 +89,19 @@ class Screen:
         sys.stdout.write(f"\r\033[J{shown}{PLAIN}" + ("\n" if last else f"\r{up}"))
         sys.stdout.flush()
 
-    def end(self) -> None:
-        """How long it took, and what to try next."""
+    def end(self, home: Path) -> None:
+        """How long it took, where to look at it, and what to try next."""
         self._close_act()
         took = time.monotonic() - self.began
-        print(self._colour(BOLD, f"All of that took {took // 60:.0f} min {took % 60:.0f} s. Try next:"))
+        print(
+            self._colour(
+                BOLD, f"All of that took {took // 60:.0f} min {took % 60:.0f} s. Look at the run it made, in a browser:"
+            )
+        )
+        print(
+            f"  {self._colour(BOLD, f'PODWAY_HOME={home} .venv/bin/podway ui')}  {self._colour(DIM, '# its loss, log and cost')}"
+        )
+        print(self._colour(BOLD, "Try next:"))
         for command, about in NEXT:
             print(f"  {self._colour(BOLD, '.venv/bin/' + command)}  {self._colour(DIM, '# ' + about)}")
 
