@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 
 from podway import crash
+from podway.errors import UserError
 from podway.gateway.report import GatewayReport, ServiceLoad
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.providers.local import networks
@@ -357,3 +359,21 @@ def test_two_servers_on_one_database_make_one_replica(pod: Podway, tmp_path: Pat
     finally:
         other.kill_server()
         other.close()
+
+
+def test_replicas_that_share_the_machine_s_ports(pod: Podway) -> None:
+    """Without networks of their own: a program that listens on $PODWAY_PORT gets a free one, and a taken port is refused in words."""
+    pod.start(PODWAY_SHARED_NETWORK="1")
+    pod.client.apply_service(request(low=2))
+    found = ready(pod, 2)
+    assert len({one.port for one in found.replicas}) == 2
+    assert [answer(one) for one in found.replicas] == ["one", "one"]
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        fixed = request("fixed", run=FIXED_PORT.replace("18080", str(port)), port=port)
+        with pytest.raises(UserError, match=f"port {port} is in use on this machine") as refused:
+            pod.client.apply_service(fixed)
+        assert "PODWAY_PORT" in refused.value.hint
+    ended(pod)

@@ -41,7 +41,7 @@ def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -
         click.echo("No existing clusters.")
     else:
         click.echo(page(clusters, time.time(), verbose))
-    if output != "json" and not names:
+    if overview.services and output != "json" and not names:
         _show_services(client)
     if refresh:
         click.echo(orphans_page(client.orphans(), time.time()), err=output == "json")
@@ -54,12 +54,10 @@ def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -
 
 def _show_services(client: Client) -> None:
     """Those there are, below the clusters that their replicas are."""
-    from podway.cli.services import existing_services, show  # not for a program that reads JSON
+    from podway.cli.services import show  # most people have none
 
-    found = existing_services(client)
-    if found:
-        click.echo("\nServices")
-        show(found, "table", verbose=False)
+    click.echo("\nServices")
+    show(client.services(), "table", verbose=False)
 
 
 def orphans_page(found: OrphansReply, now: float) -> str:

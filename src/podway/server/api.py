@@ -214,10 +214,11 @@ class ClusterView(Reply, frozen=True):
 
 
 class ClustersReply(Reply, frozen=True):
-    """Clusters, oldest first; and how many orphans the last look found."""
+    """Clusters, oldest first; how many orphans the last look found, and how many services there are."""
 
     clusters: list[ClusterView]
     orphans: int = 0
+    services: int = 0
 
 
 class OrphanView(Reply, frozen=True):

@@ -41,7 +41,8 @@ def clusters(call: ApiCall) -> api.ClustersReply:
     counts = store.open_job_counts()
     shown = [views.cluster_view(c, counts.get(c.id, 0)) for c in found if right_on(c, call.caller) is not None]
     orphans = len(call.services.orphans.last.orphans) if call.caller.admin else 0
-    return api.ClustersReply(clusters=shown, orphans=orphans)
+    services = sum(right_on(one, call.caller) is not None for one in store.services.live())
+    return api.ClustersReply(clusters=shown, orphans=orphans, services=services)
 
 
 def cluster(call: ApiCall) -> api.ClusterView:
