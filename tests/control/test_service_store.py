@@ -13,7 +13,7 @@ from podway.control.service_records import (
 )
 from podway.control.service_store import ROUTES
 from podway.control.store import Stale, Store, open_store, sqlite_url
-from podway.gateway.report import ServiceLoad, Usage
+from podway.gateway.report import ModelUsage, ServiceLoad
 from tests.control.service_samples import replica, service
 
 
@@ -79,7 +79,7 @@ def test_every_write_is_told(store: Store) -> None:
 def test_a_report_counts_once(store: Store) -> None:
     rows = store.services
     load = ServiceLoad(service="web", window_s=5.0, arrived=7)
-    used = Usage(day="2026-11-16", user="ann", service="web", model="tiny", requests=7, prompt_tokens=70)
+    used = ModelUsage(day="2026-11-16", user="ann", service="web", model="tiny", requests=7, prompt_tokens=70)
     for sequence, new in ((1, True), (1, False), (2, True)):
         gateway = GatewayInfo(id="g", url="http://g", seen=1000.0 + sequence, sequence=sequence)
         assert rows.add_report(gateway, (load,), (used,))[0] is new

@@ -7,15 +7,15 @@ import pytest
 
 from podway.control.store import open_store, sqlite_url
 from podway.control.usage_costs import usage_costs
-from podway.gateway.report import Usage
+from podway.gateway.report import ModelUsage
 from tests.control.samples import ORDER, cluster
 from tests.control.service_samples import replica, service
 
 NOON = 1_794_787_200.0 + 12 * 3600  # 2026-11-16 12:00 UTC
 
 
-def used(day: str, user: str, tokens: int, requests: int = 1, service: str = "web") -> Usage:
-    return Usage(day=day, user=user, service=service, model="m", requests=requests, prompt_tokens=tokens)
+def used(day: str, user: str, tokens: int, requests: int = 1, service: str = "web") -> ModelUsage:
+    return ModelUsage(day=day, user=user, service=service, model="m", requests=requests, prompt_tokens=tokens)
 
 
 def test_rows_share_what_the_hosts_cost_on_their_day(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from podway.control.service_records import (
 from podway.control.tables import READ_ONLY, gateways, loads, replicas, services, usage
 from podway.control.writing import UPDATE_TRIES, Stale, add_events
 from podway.decoding import from_json
-from podway.gateway.report import ServiceLoad, Usage
+from podway.gateway.report import ModelUsage, ServiceLoad
 
 ROUTES = "routes"  # what to wait for, to hear of every change of a service
 LOADS_KEPT_S = 900.0
@@ -224,7 +224,7 @@ class ServiceRows:
     # what gateways report
 
     def add_report(
-        self, gateway: GatewayInfo, found: tuple[ServiceLoad, ...], used: tuple[Usage, ...]
+        self, gateway: GatewayInfo, found: tuple[ServiceLoad, ...], used: tuple[ModelUsage, ...]
     ) -> tuple[bool, set[str]]:
         """Keep a report; (False, …) for one that came before. Also the names of the services it is about."""
         with self.engine.begin() as db:
@@ -260,11 +260,11 @@ class ServiceRows:
             found = db.execute(sa.select(gateways).order_by(gateways.c.seen.desc()))
             return [GatewayInfo(id=row.id, url=row.url, seen=row.seen, sequence=row.sequence) for row in found]
 
-    def usage(self, since_day: str) -> list[Usage]:
+    def usage(self, since_day: str) -> list[ModelUsage]:
         """What was used from a day on, oldest first."""
         query = sa.select(usage).where(usage.c.day >= since_day).order_by(usage.c.day, usage.c.user, usage.c.service)
         with self.reader.connect() as db:
-            return [Usage(**row._mapping) for row in db.execute(query)]
+            return [ModelUsage(**row._mapping) for row in db.execute(query)]
 
     def named(self, name: str) -> list[Service]:
         """Every service that ever had a name, oldest first."""
@@ -273,12 +273,12 @@ class ServiceRows:
             return [_service(row) for row in db.execute(query)]
 
 
-def _add_usage(db: sa.Connection, one: Usage) -> None:
+def _add_usage(db: sa.Connection, one: ModelUsage) -> None:
     same = [usage.c[name] == getattr(one, name) for name in ("day", "user", "service", "model")]
     counts = ("requests", "prompt_tokens", "completion_tokens")
     more = {name: usage.c[name] + getattr(one, name) for name in counts}
     if db.execute(sa.update(usage).where(*same).values(**more)).rowcount == 0:
-        db.execute(sa.insert(usage).values(**{name: getattr(one, name) for name in Usage.__struct_fields__}))
+        db.execute(sa.insert(usage).values(**{name: getattr(one, name) for name in ModelUsage.__struct_fields__}))
 
 
 def _service(row: sa.Row[tuple[object, ...]]) -> Service:

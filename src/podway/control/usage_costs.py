@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from podway.control.records import Cluster
 from podway.control.store import Store
-from podway.gateway.report import Usage
+from podway.gateway.report import ModelUsage
 
 DAY_S = 86_400.0
 
 
-def usage_costs(store: Store, rows: Sequence[Usage], now: float) -> list[float | None]:
+def usage_costs(store: Store, rows: Sequence[ModelUsage], now: float) -> list[float | None]:
     """The cost in dollars of each row, which must be all rows of its day; None where no price is known."""
     clusters = {name: _clusters(store, name) for name in {row.service for row in rows}}
     weights: dict[tuple[str, str], int] = defaultdict(int)
@@ -29,7 +29,7 @@ def usage_costs(store: Store, rows: Sequence[Usage], now: float) -> list[float |
     return found
 
 
-def _weight(row: Usage) -> int:
+def _weight(row: ModelUsage) -> int:
     return row.prompt_tokens + row.completion_tokens or row.requests or 1
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from podway.decoding import from_json
 from podway.files import write_atomically
-from podway.gateway.report import GatewayReport, Usage
+from podway.gateway.report import GatewayReport, ModelUsage
 
 UsageKey = tuple[str, str, str, str]  # day, user, service, model
 
@@ -24,8 +24,8 @@ class LedgerFile(msgspec.Struct, frozen=True, kw_only=True):
 
     gateway: str
     sequence: int
-    sent: tuple[Usage, ...] = ()  # in the report of this number, which may or may not have arrived
-    waiting: tuple[Usage, ...] = ()
+    sent: tuple[ModelUsage, ...] = ()  # in the report of this number, which may or may not have arrived
+    waiting: tuple[ModelUsage, ...] = ()
 
 
 class UsageLedger:
@@ -131,9 +131,9 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
-def _rows(counts: dict[UsageKey, tuple[int, int, int]]) -> tuple[Usage, ...]:
+def _rows(counts: dict[UsageKey, tuple[int, int, int]]) -> tuple[ModelUsage, ...]:
     return tuple(
-        Usage(
+        ModelUsage(
             day=day,
             user=user,
             service=service,
@@ -146,7 +146,7 @@ def _rows(counts: dict[UsageKey, tuple[int, int, int]]) -> tuple[Usage, ...]:
     )
 
 
-def _counts(rows: tuple[Usage, ...]) -> dict[UsageKey, tuple[int, int, int]]:
+def _counts(rows: tuple[ModelUsage, ...]) -> dict[UsageKey, tuple[int, int, int]]:
     return {
         (one.day, one.user, one.service, one.model): (one.requests, one.prompt_tokens, one.completion_tokens)
         for one in rows

@@ -118,7 +118,7 @@ class UsageReader:
         )
 
 
-class _Model(msgspec.Struct, frozen=True):
+class _ListedModel(msgspec.Struct, frozen=True):
     id: str
     created: int
     owned_by: str
@@ -127,13 +127,15 @@ class _Model(msgspec.Struct, frozen=True):
 
 def model_list(services: list[RoutedService]) -> bytes:
     """The answer of `GET /v1/models`."""
-    models = [_Model(id=one.model or "", created=int(one.created), owned_by=one.name) for one in services]
+    models = [_ListedModel(id=one.model or "", created=int(one.created), owned_by=one.name) for one in services]
     return msgspec.json.encode({"object": "list", "data": models})
 
 
 def one_model(service: RoutedService) -> bytes:
     """The answer of `GET /v1/models/NAME`."""
-    return msgspec.json.encode(_Model(id=service.model or "", created=int(service.created), owned_by=service.name))
+    return msgspec.json.encode(
+        _ListedModel(id=service.model or "", created=int(service.created), owned_by=service.name)
+    )
 
 
 def error_body(message: str, kind: str, code: str | None = None) -> bytes:

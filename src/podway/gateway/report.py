@@ -41,7 +41,7 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     open_requests: dict[Label, Count] = {}  # replica id -> requests it has now; also of one that takes no new ones
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class ModelUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What one person used of one model on one day (UTC, `2026-11-16`): to be added to what is known."""
 
     day: Day
@@ -60,4 +60,4 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     sequence: Count
     url: Label = ""  # where clients reach this gateway
     services: tuple[ServiceLoad, ...] = ()
-    usage: tuple[Usage, ...] = ()
+    usage: tuple[ModelUsage, ...] = ()

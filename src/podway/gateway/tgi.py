@@ -196,30 +196,30 @@ def _parameters(question: TgiQuestion, stops: list[str]) -> dict[str, Any]:
 # the answer
 
 
-class _Sequence(msgspec.Struct, frozen=True):
+class _TgiSequence(msgspec.Struct, frozen=True):
     generated_text: str = ""
     finish_reason: str = "stop_sequence"
     generated_tokens: int = 0
 
 
-class _Details(msgspec.Struct, frozen=True):
+class _TgiDetails(msgspec.Struct, frozen=True):
     finish_reason: str = "stop_sequence"
     generated_tokens: int = 0
     input_length: int | None = None
-    best_of_sequences: list[_Sequence] | None = None
+    best_of_sequences: list[_TgiSequence] | None = None
 
 
-class _Token(msgspec.Struct, frozen=True):
+class _TgiToken(msgspec.Struct, frozen=True):
     text: str = ""
     special: bool = False
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _TgiEvent(msgspec.Struct, frozen=True):
     """One event of a stream, or a whole answer."""
 
-    token: _Token | None = None
+    token: _TgiToken | None = None
     generated_text: str | None = None
-    details: _Details | None = None
+    details: _TgiDetails | None = None
     error: str | None = None
 
 
@@ -309,16 +309,16 @@ class TgiAnswer:
             last = self._event(rest[5:].strip()) if rest.startswith(b"data:") else b""
             return last + self._finish("stop") + b"data: [DONE]\n\n"
         try:
-            answer = from_json(self._kept, _Event)
+            answer = from_json(self._kept, _TgiEvent)
         except (msgspec.DecodeError, RecursionError):
             return error_body("the replica's answer is not TGI's", "server_error", "bad_answer")
         if self._status >= 400 or answer.error is not None:
             return error_body(answer.error or "the replica failed", "server_error", "replica_error")
         return self._whole(answer)
 
-    def _whole(self, answer: _Event) -> bytes:
-        details = answer.details or _Details()
-        first = _Sequence(answer.generated_text or "", details.finish_reason, details.generated_tokens)
+    def _whole(self, answer: _TgiEvent) -> bytes:
+        details = answer.details or _TgiDetails()
+        first = _TgiSequence(answer.generated_text or "", details.finish_reason, details.generated_tokens)
         sequences = [first, *(details.best_of_sequences or ())]
         self._completion = sum(one.generated_tokens for one in sequences)
         if details.input_length is not None:
@@ -332,7 +332,7 @@ class TgiAnswer:
 
     def _event(self, data: bytes) -> bytes:
         try:
-            event = from_json(data, _Event)
+            event = from_json(data, _TgiEvent)
         except (msgspec.DecodeError, RecursionError):
             return b""
         if event.error is not None:

@@ -73,7 +73,7 @@ class SshDialer:
 def _session(protocol: asyncio.Protocol) -> Any:
     import asyncssh
 
-    class Session(asyncssh.SSHTCPSession[bytes]):
+    class ChannelSession(asyncssh.SSHTCPSession[bytes]):
         """A channel, as a protocol of asyncio's sees its transport."""
 
         def connection_made(self, chan: Any) -> None:
@@ -94,4 +94,4 @@ def _session(protocol: asyncio.Protocol) -> Any:
         def resume_writing(self) -> None:
             protocol.resume_writing()
 
-    return Session()
+    return ChannelSession()
