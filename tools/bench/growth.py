@@ -132,6 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.growth")
     parser.add_argument("--hosts", type=int, nargs="*", default=[*SIZES], help="How many hosts, one after the other.")
     options = parser.parse_args(argv)
+    report.end_cleanly()
     rows = []
     for hosts in options.hosts:
         rows.append(measure(hosts))

@@ -3,6 +3,8 @@
 import os
 import platform
 import re
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +14,11 @@ HEAD = """# Benchmarks
 
 Written by the `make bench…` commands; each section names the machine and the moment it was measured on.
 """
+
+
+def end_cleanly() -> None:
+    """A benchmark that is told to end (SIGTERM) ends as if it were interrupted: what it has started goes with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def machine() -> str:

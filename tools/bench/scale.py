@@ -4,7 +4,7 @@
    laptop, sends to them goes over an uplink shaped to 100 Mbit/s (tc-tbf(8)); from host to host it does not. From `launch` to the
    first line of output, a command on all hosts, and the end;
 2. a 200 MB working directory, by Podway and by one rsync for each host at once, in the same run: all of it, nothing new, and one
-   file changed;
+   file changed; and 100,000 small files to one host, by both;
 3. a log of 64 x 10,000 lines followed by the command line, and read again from the archive;
 4. 1,000 endpoints (endpoints.py): what the control plane alone takes.
 
@@ -35,8 +35,12 @@ from podway.sandbox.hosts.netns import NetnsHosts
 HOSTS = 64
 ACCELERATOR = "v6e-256"  # 64 hosts of 4 chips
 MEGABYTES = 200
+FEW = 20  # rsync sends all of it to each of 64 hosts over one uplink: 100 s
 UPLINK = "100mbit"
 LINES = 10_000
+MANY = 100_000
+NOTE_ONE = "from typing to the last host; goal: rsync's time"
+PARTS = ("files", "endpoints")
 WIDTH = 96
 PREDICTIONS = {
     # Login, claim and start of an agent are about 0.4 s of CPU for a host, and all of them share two cores here.
@@ -177,13 +181,45 @@ def syncing(here: Lab, workdir: Path) -> list[Measured]:
     note = f"server: {here.server().cpu_s - before.cpu_s:.1f} s of CPU, at most {here.server().peak_mb:.0f} MB"
     same = here.podway("exec", "scale", "--workdir", str(workdir), "true")
     change(workdir)
+    words = [PODWAY, "exec", "scale", "--workdir", str(workdir), "true"]
+    there = first_output(words, here.env, "Synced ~/sky_workdir", begins="├")
+    change(workdir)
     one = here.podway("exec", "scale", "--workdir", str(workdir), "true")
     check(here, workdir, "/root/sky_workdir")
     return [
         seconds("sync", f"Podway: {size_of(workdir)} to {hosts} hosts", whole, note),
         seconds("sync-same", "Podway: nothing new", same),
-        seconds("sync-one", "Podway: one file of 10 MB changed in 100 bytes", one),
+        seconds(
+            "sync-one", "Podway: one file of 10 MB changed in 100 bytes, until it is on every host", there, NOTE_ONE
+        ),
+        seconds("sync-one-run", "Podway: the same, until a command has run on every host", one),
     ]
+
+
+def many_files(here: Lab, place: Path) -> list[Measured]:
+    """Small files by the hundred thousand, to one host."""
+    for folder in range(MANY // 1000):
+        (place / f"d{folder}").mkdir(parents=True)
+        for number in range(1000):
+            (place / f"d{folder}" / f"f{number}.py").write_bytes(b"%d %d " % (folder, number) * 100)
+    here.podway("launch", "-y", "-d", "-c", "many", "--infra", "local", "--tpus", "v6e-1", "true")
+    took = here.podway("exec", "many", "--workdir", str(place), "true")
+    same = here.podway("exec", "many", "--workdir", str(place), "true")
+    here.podway("down", "-y", "many")
+    ssh, host = ssh_command(here), here.made.hosts[0].address
+    begun = time.perf_counter()
+    subprocess.run(["rsync", "-a", "-e", ssh, f"{place}/", f"root@{host}:/root/many/"], check=True)
+    theirs = time.perf_counter() - begun
+    return [
+        seconds("many", f"Podway: {MANY:,} files to a host of this machine", took, "goal: 60 s; by way of the server"),
+        seconds("many-same", f"Podway: {MANY:,} files, nothing new", same),
+        seconds("rsync-many", f"rsync: {MANY:,} files to a host", theirs),
+    ]  # fmt: skip
+
+
+def ssh_command(here: Lab) -> str:
+    """What rsync logs in with."""
+    return f"ssh -i {here.made.key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
 
 
 def change(workdir: Path) -> None:
@@ -210,7 +246,7 @@ def size_of(workdir: Path) -> str:
 def rsyncing(here: Lab, workdir: Path) -> list[Measured]:
     """The same by one rsync for each host, all at once, as scripts do it from a laptop."""
     hosts = here.made.hosts
-    ssh = f"ssh -i {here.made.key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+    ssh = ssh_command(here)
 
     def all_hosts() -> float:
         begun = time.perf_counter()
@@ -312,13 +348,13 @@ def page(parts: Sequence[tuple[str, list[Measured]]]) -> str:
     return "\n\n".join(text)
 
 
-def on_hosts(hosts: int, accelerator: str, megabytes: int) -> list[tuple[str, list[Measured]]]:
-    """Parts 1 to 3."""
+def on_hosts(hosts: int, accelerator: str, megabytes: int, only: str = "") -> list[tuple[str, list[Measured]]]:
+    """Parts 1 to 3; with `only`, without the logs."""
     with tempfile.TemporaryDirectory(prefix="podway-scale-work-") as folder, lab(hosts, accelerator) as here:
         workdir = make_workdir(Path(folder) / "workdir", megabytes)
         first = launching(here, accelerator)
         show(first)
-        logs = logging(here)
+        logs = [] if only else logging(here)
         show(logs)
         files = syncing(here, workdir)
         show(files)
@@ -326,6 +362,8 @@ def on_hosts(hosts: int, accelerator: str, megabytes: int) -> list[tuple[str, li
         show(first[-1:])
         files += rsyncing(here, workdir)
         show(files[-2:])
+        files += many_files(here, Path(folder) / "many")
+        show(files[-3:])
     return [
         (f"{hosts} namespace hosts over ssh", first),
         ("Files", files),
@@ -343,17 +381,23 @@ def main(argv: list[str] | None = None) -> int:
     """Measure everything; leave nothing running."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.scale")
     parser.add_argument("--hosts", type=int, default=HOSTS, help="Namespace hosts (8 or 64).")
-    parser.add_argument("--megabytes", type=int, default=MEGABYTES, help="Size of the working directory.")
+    parser.add_argument(
+        "--megabytes", type=int, help=f"Size of the working directory ({MEGABYTES}; of files alone {FEW})."
+    )
     parser.add_argument("--endpoints", type=int, default=endpoints.COUNT, help="Endpoints for the control plane alone.")
+    parser.add_argument("--only", choices=PARTS, default="", help="One part: it is shown, and no page is written.")
     options = parser.parse_args(argv)
+    report.end_cleanly()
+    megabytes = options.megabytes or (FEW if options.only else MEGABYTES)
     parts = []
-    if options.hosts:
-        parts += on_hosts(options.hosts, f"v6e-{4 * options.hosts}", options.megabytes)
-    if options.endpoints:
+    if options.hosts and options.only != "endpoints":
+        parts += on_hosts(options.hosts, f"v6e-{4 * options.hosts}", megabytes, options.only)
+    if options.endpoints and options.only in ("", "endpoints"):
         rows = [seconds(*row) for row in endpoints.measure(options.endpoints)]
         show(rows)
         parts.append((f"{options.endpoints:,} endpoints, the control plane alone", rows))
-    if (options.hosts, options.megabytes, options.endpoints) == (HOSTS, MEGABYTES, endpoints.COUNT):
+    usual = (HOSTS, MEGABYTES, endpoints.COUNT, "")
+    if (options.hosts, megabytes, options.endpoints, options.only) == usual:
         report.write_section("scale", page(parts))
     return 0
 

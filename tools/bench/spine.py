@@ -84,14 +84,14 @@ def _cell(cpu: float, wall: float, code: int) -> str:
     return f"{cpu:.3f} ({wall:.2f} wall)" + (f", exit {code}" if code else "")
 
 
-def first_output(command: list[str], env: dict[str, str], mark: str) -> float:
-    """Seconds from starting a command until a line with the mark is on its output."""
+def first_output(command: list[str], env: dict[str, str], mark: str, begins: str = "(") -> float:
+    """Seconds from starting a command until a line with the mark is on its output: of a job, or one that begins otherwise."""
     begun = time.perf_counter()
     seen = 0.0
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
-            if not seen and mark in line and line.startswith("("):
+            if not seen and mark in line and line.startswith(begins):
                 seen = time.perf_counter() - begun
     if not seen:
         raise RuntimeError(f"{command} never printed {mark!r}")

@@ -206,8 +206,9 @@ class SyncState:
 
     def sweep(self, entries: Iterable[ManifestEntry]) -> None:
         """After an apply: drop what it did not need to move, manifests nobody names, and leftovers of long ago."""
+        arrived = set(os.listdir(self.incoming))
         for entry in entries:
-            if entry.kind == "file":
+            if entry.kind == "file" and entry.sha256 in arrived:
                 discard(self.blob(entry.sha256))
         named = {self.applied_id(key) for key in self._keys(".json")}
         named.update(digest for key in self._keys(".begun") for digest in self.begun(key))
