@@ -79,6 +79,7 @@ def pictures(site: Site) -> None:
                 page.wait_for_selector(selector)
                 for act in acts:
                     ACTS[act](page)
+                page.evaluate("scrollTo(0, 0)")
                 page.wait_for_timeout(1500)
                 shrink(page.screenshot(), OUT / f"{name}-{scheme}.png")
         browser.close()

@@ -95,7 +95,7 @@ function Scale({ one, path, act }) {
 
 const CHARTS = [
   { title: "Requests/s", lines: [["requests", "--t0", (point) => point.rps], ["failed", "--t4", (point) => point.failed]] },
-  { title: "Time to the first byte", unit: duration, lines: [["50 %", "--t0", (point) => point.ttft && point.ttft.p50], ["90 %", "--t1", (point) => point.ttft && point.ttft.p90], ["99 %", "--t4", (point) => point.ttft && point.ttft.p99]] },
+  { title: "First byte", unit: duration, lines: [["50 %", "--t0", (point) => point.ttft && point.ttft.p50], ["90 %", "--t1", (point) => point.ttft && point.ttft.p90], ["99 %", "--t4", (point) => point.ttft && point.ttft.p99]] },
   { title: "In flight and waiting", lines: [["in flight", "--t0", (point) => point.in_flight], ["waiting", "--t1", (point) => point.waiting]] },
 ];
 
