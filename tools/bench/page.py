@@ -133,10 +133,11 @@ def stream(site: Site, browser: Any) -> tuple[list[float], list[tuple[int, float
     """Frames while a log streams in, and the heap by the number of lines."""
     screen = Screen(site, browser)
     page = screen.page
+    page.wait_for_selector(".figures")
+    sizes = [(0, heap(page))]
     screen.go("/clusters/printer/jobs/1")
     page.wait_for_selector(".line")
     gaps = frames_of(page, 8.0)
-    sizes = []
     deadline = time.monotonic() + LONGEST_S
     while time.monotonic() < deadline:
         lines = int(page.inner_text(".logs .tabular").split()[0].replace(",", ""))
