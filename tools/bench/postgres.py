@@ -68,6 +68,7 @@ class Servers:
         self._children: list[subprocess.Popen[bytes] | None] = [None, None]
         self._ports = [_free_port(), _free_port()]  # of the server's whole life: clients come back to it
         self.kills = 0
+        self.token = ""
         shared = place / "shared"
         for name in ("endpoints/sockets", "logs", "blobs"):
             (shared / name).mkdir(parents=True)
@@ -82,7 +83,7 @@ class Servers:
 
     def start(self, which: int) -> None:
         """Start one, and wait until it answers."""
-        place = self.homes[which] / "server.json"  # the next server of a home keeps the token that stands there
+        place = self.homes[which] / "server.json"
         before = place.stat().st_mtime_ns if place.exists() else 0
         command = [sys.executable, "-m", "tools.bench.endpoints", "server", "--port", str(self._ports[which])]
         with open(self.homes[which] / "server.out", "ab") as out:
@@ -102,7 +103,19 @@ class Servers:
     def client(self, which: int) -> Client:
         """A client of one of them; it repeats what is safe while the server is away."""
         place = json.loads((self.homes[which] / "server.json").read_text())
-        return Client(url=place["url"], token=place["token"], retry_s=120.0)
+        return Client(url=place["url"], token=self.token or place["token"], retry_s=120.0)
+
+    def make_token(self) -> None:
+        """One that both servers know, and know again after a restart: it stands in the database."""
+        self.token = self.client(0).make_token("bench", "admin")
+        endpoints.until(lambda: all(self._knows(which) for which in (0, 1)))
+
+    def _knows(self, which: int) -> bool:
+        try:
+            self.client(which).clusters()
+        except UserError:
+            return False
+        return True
 
     def strike(self, dice: random.Random, stop: threading.Event) -> None:
         """Kill one or the other every few seconds, until told to stop."""
@@ -138,6 +151,7 @@ def running(hosts: int, database: str) -> Iterator[Servers]:
         for which in (0, 1):
             ending.callback(servers.kill, which)
             servers.start(which)
+        servers.make_token()
         yield servers
 
 
