@@ -123,14 +123,14 @@ class Screen:
         self.page.on("console", lambda message: self._heard(message.type, message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self._asked(request.url))
-        self.base = ""
+        self.base = self.link = ""
         if link != "none":
             self._log_in(link)
 
     def _log_in(self, link: str) -> None:
         """A link opens once: where the way to it was cut, with another one."""
         for _ in range(TRIES):
-            link = link or self.site.link()
+            self.link = link = link or self.site.link()
             self.base = link.partition("/login")[0]
             with contextlib.suppress(Exception):
                 self.page.goto(link)
@@ -149,13 +149,17 @@ class Screen:
             self.complaints.append(f"a request to {url}")
 
     def go(self, path: str) -> None:
+        self.visit(f"{self.base}/page{path}", "nav, .closed")
+
+    def visit(self, url: str, sign: str) -> None:
+        """Open an address until its sign is there: again only where the way to it was cut."""
         for _ in range(TRIES):
             with contextlib.suppress(Exception):
-                self.page.goto(f"{self.base}/page{path}")
-                self.page.wait_for_selector("nav, .closed", timeout=WAIT_MS / TRIES)
+                self.page.goto(url)
+                self.page.wait_for_selector(sign, timeout=WAIT_MS / TRIES)
                 return
             assert any(CUT in one for one in self.complaints), self.text()
-        raise AssertionError(f"{path} does not open")
+        raise AssertionError(f"{url} does not open")
 
     def text(self) -> str:
         return str(self.page.inner_text("body"))

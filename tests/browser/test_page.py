@@ -1,12 +1,8 @@
 """Every view of the page, on a real server with a real simulated cluster."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from podway.cli.ui import open_page
 from tests.browser.relay import Relay
 from tests.browser.screen import Screen, Site
 
@@ -125,35 +121,18 @@ def test_a_plan_is_looked_at_and_launched(screen: Screen) -> None:
 
 
 def test_a_link_opens_once(site: Site, browser: Any) -> None:
-    link = site.link()
-    first = Screen(site, browser, link="none")
-    first.page.goto(link)
-    first.page.wait_for_selector("nav")
+    first = Screen(site, browser)
+    link = first.link
     first.close()
     second = Screen(site, browser, link="none")
-    second.page.goto(link)
-    second.page.wait_for_selector("text=This link was used or has expired")
+    second.visit(link, "text=This link was used or has expired")
     second.close()
-
-
-def test_the_file_that_podway_ui_opens_leads_to_the_page(
-    site: Site, browser: Any, podway_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    open_page(site.link())
-    screen = Screen(site, browser, link="none")
-    screen.allowed = ("a request to file://",)
-    screen.page.goto(opened[0])
-    screen.page.wait_for_selector("nav")
-    screen.close()
 
 
 def test_without_a_session_the_page_says_how_to_log_in(site: Site, browser: Any) -> None:
     screen = Screen(site, browser, link="none")
     screen.allowed = ("status of 401",)
-    screen.page.goto(site.link().partition("/login")[0])
-    screen.page.wait_for_selector("text=Please log in")
+    screen.visit(site.base, "text=Please log in")
     screen.close()
 
 
