@@ -9,6 +9,7 @@ import pytest
 from podway.gateway.state_dir import read_info, running_gateway
 from podway.server import embedded_gateway
 from podway.server.embedded_gateway import EmbeddedGateway
+from tests.conftest import free_port
 
 
 def until(look: EmbeddedGateway, place: Path, running: bool) -> None:
@@ -21,6 +22,7 @@ def until(look: EmbeddedGateway, place: Path, running: bool) -> None:
 
 def test_it_is_there_while_there_are_services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded_gateway, "UNUSED_S", 0.2)
+    monkeypatch.setattr(embedded_gateway, "USUAL_PORT", free_port())  # which no other test wants meanwhile
     services: list[str] = []
     server = EmbeddedGateway(tmp_path, lambda: bool(services))
     server.look(0.0)
