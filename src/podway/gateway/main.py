@@ -26,7 +26,7 @@ from podway.gateway.handover import BACKLOG, Inherited, listening_socket, start_
 from podway.gateway.ledger import UsageLedger
 from podway.gateway.proxy import Gateway
 from podway.gateway.server_link import ControlServer, ServerLink
-from podway.gateway.state_dir import GatewayProcess, take_lock, write_info
+from podway.gateway.state_dir import GatewayProcess, say_holder, take_lock, write_info
 from podway.gateway.table import RouteTable
 from podway.gateway.upstream import SshDial
 
@@ -181,6 +181,8 @@ async def _run(
         await running.listen(listener.dup(), tls)
         if settings.single and settings.state is not None:
             write_info(settings.state, GatewayProcess(pid=os.getpid(), url=url, port=port))
+            if lock is not None:
+                say_holder(lock)
         print(f"podway gateway: listening on {settings.host}:{port}", flush=True)
         inherited.tell_ready()
         replaced = await _until_told(stop, replace, listener, lock)
@@ -216,4 +218,5 @@ def serve(settings: GatewaySettings, server: ControlServer | None = None, ssh_di
     lock = inherited.lock
     if settings.single and settings.state is not None and lock is None:
         lock = take_lock(settings.state)
+        say_holder(lock)
     asyncio.run(_run(settings, server, ssh_dial, inherited, lock))
