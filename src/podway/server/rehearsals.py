@@ -28,32 +28,32 @@ STAGES = ("lowering", "compiling", "reading", "known")
 LARGEST_LINE = 1 << 20
 
 
-class _Memory(msgspec.Struct):
+class _CompiledMemory(msgspec.Struct):
     limit: float
     total: float
     fits: bool
     buffers: list[BufferView] = []
 
 
-class _Estimate(msgspec.Struct):
+class _StepEstimate(msgspec.Struct):
     point: float
     parts: dict[str, float] = {}
 
 
-class _Planned(msgspec.Struct):
+class _PlannedStep(msgspec.Struct):
     bytes: float
     seconds: float
 
 
-class _Document(msgspec.Struct):
+class _RehearsalDocument(msgspec.Struct):
     """What is read of `-o json`."""
 
     versions: dict[str, str] = {}
     compile_seconds: float = 0.0
     failed: str | None = None
-    memory: _Memory | None = None
-    estimate: _Estimate | None = None
-    planned: _Planned | None = None
+    memory: _CompiledMemory | None = None
+    estimate: _StepEstimate | None = None
+    planned: _PlannedStep | None = None
     tokens_per_second: float | None = None
     mfu: float | None = None
     fixes: list[str] = []
@@ -196,7 +196,7 @@ def command_of(body: RehearsalBody, folder: Path) -> list[str]:
 
 def _outcome(code: int, out: bytes, error: str) -> dict[str, object]:
     try:
-        found = from_json(out, list[_Document])[0]
+        found = from_json(out, list[_RehearsalDocument])[0]
     except (msgspec.MsgspecError, IndexError):
         note = error.removeprefix("Error: ") or f"the command ended with {code}"
         return {"state": "failed", "note": note[:500]}
