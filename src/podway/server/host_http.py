@@ -34,7 +34,7 @@ class HostResponse(msgspec.Struct, frozen=True, kw_only=True):
         return bytes(found)
 
 
-class _Parts:
+class _ResponseParts:
     """What httptools has parsed so far."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ async def exchange(connect: Connect, method: str, path: str, body: bytes = b"") 
         f"{method} {path} HTTP/1.1\r\nhost: podway\r\nconnection: close\r\naccept-encoding: identity\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
-    parts = _Parts()
+    parts = _ResponseParts()
     parser = httptools.HttpResponseParser(parts)
     try:
         writer.write(head.encode() + body)
@@ -82,7 +82,7 @@ async def exchange(connect: Connect, method: str, path: str, body: bytes = b"") 
 
 
 async def _body(
-    reader: Reader, writer: Writer, parser: httptools.HttpResponseParser, parts: _Parts
+    reader: Reader, writer: Writer, parser: httptools.HttpResponseParser, parts: _ResponseParts
 ) -> AsyncIterator[bytes]:
     try:
         while True:

@@ -59,7 +59,7 @@ class _RehearsalDocument(msgspec.Struct):
     fixes: list[str] = []
 
 
-class _Open:
+class _OpenRehearsal:
     """One rehearsal, and those who wait for news of it."""
 
     def __init__(self, view: RehearsalView, body: RehearsalBody) -> None:
@@ -82,7 +82,7 @@ class Rehearsals:
     """Those of one server; used from its event loop alone."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Open] = {}
+        self._known: dict[str, _OpenRehearsal] = {}
         self._gate = asyncio.Semaphore(AT_ONCE)
 
     def begin(self, user: str, body: RehearsalBody) -> RehearsalView:
@@ -100,7 +100,7 @@ class Rehearsals:
             state="waiting",
             asked=time.time(),
         )
-        opened = self._known[view.id] = _Open(view, body)
+        opened = self._known[view.id] = _OpenRehearsal(view, body)
         opened.task = asyncio.create_task(self._run(opened))
         return view
 
@@ -128,13 +128,13 @@ class Rehearsals:
             opened.set(state="cancelled", ended=time.time())
         return opened.view
 
-    def _find(self, key: str, user: str | None) -> _Open:
+    def _find(self, key: str, user: str | None) -> _OpenRehearsal:
         found = self._known.get(key)
         if found is None or user not in (None, found.view.user):
             raise UserError(f"there is no rehearsal {key!r}", "it may be of another server, or long ago", status=404)
         return found
 
-    async def _run(self, opened: _Open) -> None:
+    async def _run(self, opened: _OpenRehearsal) -> None:
         try:
             async with self._gate:
                 opened.set(state="running", began=time.time())
@@ -151,7 +151,7 @@ class Rehearsals:
             opened.set(state="failed", note=f"Podway itself failed: {error}", stage="", ended=time.time())
 
 
-async def _compile(opened: _Open, folder: Path) -> tuple[int, bytes, str]:
+async def _compile(opened: _OpenRehearsal, folder: Path) -> tuple[int, bytes, str]:
     """Run the command; its code, its output, and its last lines of complaint."""
     process = await asyncio.create_subprocess_exec(
         *command_of(opened.body, folder),
