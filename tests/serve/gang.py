@@ -43,7 +43,7 @@ class Gang:
             time.sleep(0.1)
         raise AssertionError("\n".join(f"--- rank {n}\n{text}" for n, text in enumerate(self.output)))
 
-    def end(self, seconds: float = 30) -> list[int]:
+    def end(self, seconds: float = 480.0) -> list[int]:
         """SIGTERM to all, as a cancelled job gets it: their exit codes."""
         for process in self.processes:
             process.send_signal(signal.SIGTERM)
@@ -51,7 +51,7 @@ class Gang:
 
 
 @contextmanager
-def gang(hosts: int, devices: int, arguments: list[str], seconds: float = 200) -> Iterator[Gang]:
+def gang(hosts: int, devices: int, arguments: list[str], seconds: float = 480.0) -> Iterator[Gang]:
     port = free_port()
     processes = []
     for rank in range(hosts):

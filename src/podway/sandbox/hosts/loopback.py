@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TypedDict
 
-from podway.sandbox.hosts.sshd import SSHD, SshHost, make_key, sshd_config
+from podway.sandbox.hosts.sshd import SSHD, SSHD_NAMES, SshHost, make_key, sshd_config
 
 READY_S = 60.0  # seconds; it takes one, where nobody else needs the processor
 PLAIN_USER = "podway-sandbox"
@@ -179,14 +179,14 @@ class LoopbackHosts:
 
 
 def _sessions(listener: int) -> list[int]:
-    """The sshds that serve connections: children of the listener, and (privilege separation) their children called sshd."""
+    """The sshds that serve connections: children of the listener, and (privilege separation) their children of such names."""
     found: list[int] = []
     todo = [listener]
     while todo:
         parent = todo.pop()
         with contextlib.suppress(OSError):
             for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-                if Path(f"/proc/{word}/comm").read_text().strip() == "sshd":
+                if Path(f"/proc/{word}/comm").read_text().strip() in SSHD_NAMES:
                     found.append(int(word))
                     todo.append(int(word))
     return found

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from podway.sandbox.hosts import boot, disk_mounts
 from podway.sandbox.hosts.skeleton import make_skeleton
-from podway.sandbox.hosts.sshd import SshHost, make_key, sshd_config
+from podway.sandbox.hosts.sshd import SSHD_NAMES, SshHost, make_key, sshd_config
 
 PLACE = Path("/run/podway-hosts")  # where nobody but root can put anything
 NETWORK = "10.213"  # inside 10.0.0.0/8 and rarely anyone's
@@ -263,7 +263,7 @@ class NetnsHosts:
             pid, name, arguments = (*line.split(None, 2), "", "")[:3]
             ours = (
                 pid == "1"
-                or name in ("sshd", "ps")
+                or name in (*SSHD_NAMES, "ps")
                 or arguments.strip() in ("sleep 0.05", "sh -c cd /; ps -eo pid=,comm=,args=")
             )
             if not ours:
@@ -271,7 +271,7 @@ class NetnsHosts:
         return found
 
     def kill_sshd(self, index: int) -> None:
-        self.run(index, "touch /run/pw/no-sshd; pkill -KILL -x sshd; true")
+        self.run(index, f"touch /run/pw/no-sshd; pkill -KILL -x '{'|'.join(SSHD_NAMES)}'; true")
 
     def start_sshd(self, index: int) -> None:
         self.run(index, "rm -f /run/pw/no-sshd")

@@ -7,6 +7,11 @@ from typing import Protocol
 import msgspec
 
 SSHD = Path("/usr/sbin/sshd")
+SSHD_NAMES = (
+    "sshd",
+    "sshd-session",
+    "sshd-auth",
+)  # of its processes: from OpenSSH 9.8 and 10 on, sessions have names of their own
 
 
 class SshHost(msgspec.Struct, frozen=True, kw_only=True):
