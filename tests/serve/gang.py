@@ -43,7 +43,7 @@ class Gang:
             time.sleep(0.1)
         raise AssertionError("\n".join(f"--- rank {n}\n{text}" for n, text in enumerate(self.output)))
 
-    def end(self, seconds: float = 480.0) -> list[int]:
+    def end(self, seconds: float = 120.0) -> list[int]:
         """SIGTERM to all, as a cancelled job gets it: their exit codes."""
         for process in self.processes:
             process.send_signal(signal.SIGTERM)
