@@ -60,11 +60,22 @@ def test_missing_argument_shows_the_usage(run: Run) -> None:
     ]
 
 
-def test_own_fault_is_one_line(run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_server_sends_and_cannot_be_read_is_one_line(run: Run, stub: Stub) -> None:
     stub.garbage = True
     result = run("status")
+    assert result.code == 1
+    assert result.err.startswith("Error: this is Podway ") and "cannot read what the server" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_own_fault_is_one_line(run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise LookupError("nothing there")
+
+    monkeypatch.setattr("podway.server.client.Client.overview", broken)
+    result = run("status")
     assert result.code == 70
-    assert result.err.startswith("Podway itself failed: DecodeError: ")
+    assert result.err.startswith("Podway itself failed: LookupError: ")
     assert result.err.count("\n") == 1
     monkeypatch.setenv("PODWAY_DEBUG", "1")
     result = run("status")

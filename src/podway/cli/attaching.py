@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from podway.cli.forwarding import Attachment, choose_ports
+from podway.cli.forwarding import PortForwarding, choose_ports
 from podway.cli.ide_links import NAMES, ide_link
 from podway.cli.screen import Screen
 from podway.cli.ssh_names import offer_ssh_name
@@ -36,7 +36,7 @@ def attach(
     forwards = choose_ports([*(job.ports if job else ()), *ports])
     local = {str(one.remote): str(one.local) for one in forwards}
     shell = offer_ssh_name(client, screen, cluster, ask=ask)
-    with Attachment(client, name, forwards, screen.line) as attachment:
+    with PortForwarding(client, name, forwards, screen.line) as attachment:
         try:
             screen.wait(f"Connecting to {name}")
             attachment.up.wait(CONNECT_S)

@@ -63,7 +63,7 @@ def _free(port: int) -> int | None:
         return int(probe.getsockname()[1])
 
 
-class Attachment:
+class PortForwarding:
     """The background ssh to a cluster's first host, once that is up; use with `with`. `say` is told when it is there and when it is not."""
 
     def __init__(self, client: Client, cluster: str, forwards: Sequence[Forward], say: Callable[[str], None]) -> None:
@@ -77,7 +77,7 @@ class Attachment:
         self._last: str | None = None  # the last problem that was told; nothing yet
         self.up = threading.Event()
 
-    def __enter__(self) -> "Attachment":
+    def __enter__(self) -> "PortForwarding":
         self._thread.start()
         return self
 

@@ -212,7 +212,7 @@ def _ports_forwarded(client: Client, screen: Screen, task: Task, cluster: str) -
     if not task.ports or task.dev is not None:
         yield
         return
-    from podway.cli.forwarding import Attachment, choose_ports  # few tasks forward ports
+    from podway.cli.forwarding import PortForwarding, choose_ports  # few tasks forward ports
 
     try:
         forwards = choose_ports(task.ports)
@@ -220,7 +220,7 @@ def _ports_forwarded(client: Client, screen: Screen, task: Task, cluster: str) -
         click.echo(f"Note: {error.what}; nothing is forwarded: {error.hint}, then: podway attach {cluster}", err=True)
         yield
         return
-    with Attachment(client, cluster, forwards, screen.line):
+    with PortForwarding(client, cluster, forwards, screen.line):
         yield
 
 
