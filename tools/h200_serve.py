@@ -137,18 +137,20 @@ def whole_engine(report: Report, shape: ModelShape, tree: object, tiny: bool) ->
 def decode_seconds(engine: Engine, batch: int, context: int, rounds: int) -> tuple[float, float]:
     """Seconds of one step at this batch and context, and the mean context; steps follow each other as in the server."""
     limits = engine.limits
-    each = -(-(context + (rounds + 2) * limits.steps) // limits.page)
+    bucket = next(size for size in limits.rows if size >= batch)  # as the batcher chooses
+    turns = limits.turns(bucket)
+    rounds = rounds * limits.steps // turns
+    each = -(-(context + (rounds + 2) * turns) // limits.page)
     requests = []
     for number in range(batch):
-        request = Request(str(number), [number % 100 + 1] * context, (rounds + 2) * limits.steps)
+        request = Request(str(number), [number % 100 + 1] * context, (rounds + 2) * turns)
         request.slot = number
         request.pages = list(range(1 + number * each, 1 + (number + 1) * each))
         requests.append(request)
     rows = [Row(request, request.slot or 0, -1) for request in requests]
-    bucket = next(size for size in limits.rows if size >= batch)  # as the batcher chooses
 
     def step(seats: list[Request]) -> Step:
-        return Step(admitted=seats, rows=rows, pieces=[], steps=limits.steps, row_bucket=bucket, block_bucket=0)
+        return Step(admitted=seats, rows=rows, pieces=[], steps=turns, row_bucket=bucket, block_bucket=0)
 
     engine.dispatch(step(requests)).tokens()  # seats, and warms up
     begun = time.perf_counter()
@@ -156,10 +158,10 @@ def decode_seconds(engine: Engine, batch: int, context: int, rounds: int) -> tup
     for _ in range(rounds - 1):
         flights.append(engine.dispatch(step([])))
         made = flights[-2].tokens()
-        assert all(len(row) == limits.steps for row in made), "a row ended early"
+        assert all(len(row) == turns for row in made), "a row ended early"
     flights[-1].tokens()
-    seconds = (time.perf_counter() - begun) / (rounds * limits.steps)
-    return seconds, context + limits.steps + rounds * limits.steps / 2
+    seconds = (time.perf_counter() - begun) / (rounds * turns)
+    return seconds, context + turns + rounds * turns / 2
 
 
 def decode_limit(shape: ModelShape, batch: int, context: float) -> float:

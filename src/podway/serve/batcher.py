@@ -29,6 +29,8 @@ import msgspec
 from podway.errors import UserError
 from podway.serve.pages import PagePool, page_keys
 
+TOKENS_BESIDE = 1024  # of prompts, in a step in which many rows generate
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes that the compiled programs have."""
@@ -43,9 +45,33 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     steps: int  # tokens a row gets in one step at most
 
     @property
+    def prompt_rows(self) -> int | None:
+        """How many prompts may end in the programs that take prompts alone; None where there are no such programs."""
+        return 32 if self.slots > 32 else None
+
+    @property
     def mixed_rows(self) -> tuple[int, ...]:
-        """How many rows the programs for prompts take: idle rows cost as much as tokens of a prompt."""
-        return tuple(sorted({min(32, self.slots), self.slots}))
+        """How many rows the programs for prompts and rows take: idle rows cost as much as tokens of a prompt."""
+        return tuple(sorted({min(64, self.slots), self.slots}))
+
+    def turns(self, rows: int) -> int:
+        """How many tokens a program of so many rows makes for each: fewer where a step takes long, so that prompts wait less."""
+        return max(1, min(self.steps, 128 * self.steps // rows))
+
+    def blocks_beside(self, rows: int) -> int:
+        """How many blocks of prompts a step takes while so many rows generate.
+
+        With all that fit, requests would begin and so end in bunches, and each bunch wait for its own prompts.
+        """
+        return self.blocks[-1] if not rows else min(self.blocks[-1], max(1, TOKENS_BESIDE // self.block))
+
+    def row_bucket(self, rows: Sequence["Row"], *, prompts: bool) -> int:
+        """How many rows the program of a step takes."""
+        if not prompts:
+            return _at_least(self.rows, len(rows))
+        if self.prompt_rows and len(rows) <= self.prompt_rows and all(row.piece >= 0 for row in rows):
+            return self.prompt_rows
+        return _at_least(self.mixed_rows, len(rows))
 
     @property
     def table_width(self) -> int:
@@ -197,7 +223,7 @@ class Batcher:
         admitted: list[Request] = []
         pieces: list[Piece] = []
         rows = [Row(request, _slot(request), -1) for request in chosen]
-        blocks = self._continue_prompts(pieces, rows)
+        blocks = self._continue_prompts(self.limits.blocks_beside(len(rows)), pieces, rows)
         self._admit(admitted, pieces, rows, blocks)
         if not rows and not pieces:
             return None
@@ -213,7 +239,7 @@ class Batcher:
             rows=rows,
             pieces=pieces,
             steps=steps,
-            row_bucket=_at_least(self.limits.mixed_rows if pieces else self.limits.rows, len(rows)),
+            row_bucket=self.limits.row_bucket(rows, prompts=bool(pieces)),
             block_bucket=_at_least(self.limits.blocks, used) if pieces else 0,
         )
 
@@ -247,9 +273,8 @@ class Batcher:
         self.preemptions += 1
         self.queue.appendleft(request)
 
-    def _continue_prompts(self, pieces: list[Piece], rows: list[Row]) -> int:
+    def _continue_prompts(self, left: int, pieces: list[Piece], rows: list[Row]) -> int:
         """Pieces of prompts already begun; how many blocks are left in the step."""
-        left = self.limits.blocks[-1]
         for request in self.running:
             if not request.ahead and left:
                 left -= self._add_piece(request, left, pieces, rows)
@@ -306,8 +331,9 @@ class Batcher:
         # A guided row takes part with one token, and the others go on in the same step: nobody is held back by it. The step is
         # shorter then, since the guided row has its next turn after the step that follows.
         guided = sum(request.guided for request in chosen)
+        most = self.limits.turns(_at_least(self.limits.rows, len(chosen)))
         chosen = [request for request in chosen if not request.guided]
-        steps = 1 if not chosen else max(1, self.limits.steps // 2) if guided else self.limits.steps
+        steps = 1 if not chosen else max(1, most // 2) if guided else most
         while steps > 1:
             ends = [min(request.ahead + steps - 1, request.limit - 1) for request in chosen]
             missing = [max(0, self.pool.pages_for(e) - len(r.pages)) for e, r in zip(ends, chosen, strict=True)]

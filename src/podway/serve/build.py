@@ -82,13 +82,15 @@ def limits_for(shape: ModelShape, options: Options, backend: Backend, page_count
     slots = options.max_seqs or (16 if small else 256)
     # NVIDIA: the tile of a block is 128 rows of the matrix units; TPU: as many queries as the kernel takes at once.
     block = 16 if small else 128 if backend == "tpu" else max(16, min(128, 128 // shared))
-    most = options.prompt_tokens or (256 if small else 2048)
+    # More tokens of prompts in a step: fewer steps that hold the others up, each for longer.
+    most = options.prompt_tokens or (256 if small else 4096 if backend == "nvidia" else 2048)
     if slots < 1 or max_len < 2 or most < block:
         raise UserError(
             f"max_seqs {slots}, max_len {max_len} and {most} prompt tokens are too few",
             f"ask for at least one sequence, 2 tokens, and {block} prompt tokens in a step",
         )
-    blocks = tuple(sorted({max(1, most // block // part) for part in (8, 2, 1)}))
+    parts = (16, 4, 2, 1) if backend == "nvidia" else (8, 2, 1)
+    blocks = tuple(sorted({max(1, most // block // part) for part in parts}))
     # Tiles of the matrix units have 16 rows on NVIDIA and 8 on TPUs: what is less costs as much, but for one row.
     sizes = (1, 16, 32, 64, 128, 256) if backend == "nvidia" else (1, 8, 32, 64, 128, 256)
     rows = tuple(sorted({min(slots, size) for size in sizes} | {slots}))

@@ -131,7 +131,7 @@ class Engine:
         self._table = np.zeros((limits.slots + 1, limits.table_width), np.int32)
         words = -(-shape.vocab // 32)
         self._no_mask = {
-            r: self._put(np.full((r, words), 0xFFFFFFFF, np.uint32)) for r in {*limits.rows, *limits.mixed_rows}
+            r: self._put(np.full((r, words), 0xFFFFFFFF, np.uint32)) for r in {r for r, _ in programs_of(limits)}
         }
         if mesh is None:
             self._no_mask = jax.device_put(self._no_mask)
@@ -284,12 +284,12 @@ class Engine:
         if step.block_bucket:
             blocks = np.zeros((3, step.block_bucket), np.int32)
             blocks[0] = dummy
-            at = 0
+            at, first = 0, 0 if step.row_bucket == self.limits.prompt_rows else step.row_bucket
             for piece in step.pieces:
                 for offset in range(0, piece.count, block):
                     blocks[:, at] = piece.slot, piece.start + offset, min(block, piece.count - offset)
                     at += 1
-                ends.append(step.row_bucket + (at - 1) * block + (piece.count - 1) % block)
+                ends.append(first + (at - 1) * block + (piece.count - 1) % block)
         for index, row in enumerate(step.rows):
             rows[:, index] = row.slot, (index if row.piece < 0 else ends[row.piece]), row.piece < 0
         return rows, blocks
@@ -335,7 +335,8 @@ def state_like(setup: Setup, mesh: jax.sharding.Mesh | None) -> State:
 
 def programs_of(limits: Limits) -> list[tuple[int, int]]:
     """(rows, blocks) of every program of a step; no blocks: decode."""
-    mixed_sizes = [(rows, blocks) for rows in limits.mixed_rows for blocks in limits.blocks]
+    with_prompts = (*filter(None, [limits.prompt_rows]), *limits.mixed_rows)
+    mixed_sizes = [(rows, blocks) for rows in with_prompts for blocks in limits.blocks]
     return [*((rows, 0) for rows in limits.rows), *mixed_sizes]
 
 

@@ -5,8 +5,8 @@ D d_model, V vocabulary, S positions, P pages in a table, U words of 32 bits ove
 
   fill_slots  puts requests into slots (their tokens so far and their sampling parameters)
   mixed       one step with prompts: T = R + N * Q tokens, first the rows' last tokens, then the blocks of prompts. Rows
-              get a token; so do prompts that end here
-  decode      up to `Limits.steps` steps of R rows in one dispatch; ends when all rows have
+              get a token; so do prompts that end here. With `Limits.prompt_rows` rows, T = N * Q: rows are ends of prompts
+  decode      up to `Limits.turns` steps of R rows in one dispatch; ends when all rows have
 
 Both steps run the same forward pass and choose tokens alike; they differ in which tokens go in. Each has a plain twin for
 steps of which every row wants just the most likely token. On NVIDIA the host waits at every condition and every turn of a
@@ -54,7 +54,7 @@ class StepInputs(NamedTuple):
     table_ZP: jax.Array
     mask_RU: jax.Array | None = None  # a bit for each token that the grammar allows
     scoring: jax.Array | None = None  # bool: log probabilities of prompts are wanted
-    turns_R: jax.Array | None = None  # tokens for each row, at most `Limits.steps`
+    turns_R: jax.Array | None = None  # tokens for each row, at most `Limits.turns`
 
 
 class State(NamedTuple):
@@ -120,7 +120,7 @@ def mixed(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[Sta
     slot_N, start_N, count_N = step.blocks
     at_NQ, real_NQ = _places(setup.limits, start_N, count_N)
     following_NQ = state.tokens_ZS[slot_N[:, None], jnp.where(real_NQ, at_NQ + 1, 0)]
-    scores = _score(setup, tree, hidden_TD[step.rows.shape[1] :], following_NQ, step.scoring)
+    scores = _score(setup, tree, hidden_TD[-following_NQ.size :], following_NQ, step.scoring)
     return state, jax.tree.map(lambda x: x[None], sampled), scores
 
 
@@ -152,11 +152,18 @@ def _mixed_logits(
     at_R = state.length_Z[slot_R] - 1
     at_NQ, real_NQ = _places(setup.limits, start_N, count_N)
     tokens = _Tokens(
-        slot_T=jnp.concatenate([slot_R, jnp.repeat(slot_N, block)]),
-        at_T=jnp.concatenate([at_R, at_NQ.reshape(-1)]),
-        real_T=jnp.concatenate([live_R & (own_R > 0), real_NQ.reshape(-1)]),
-        sections=[_Section(table_ZP[slot_R], at_R, 1), _Section(table_ZP[slot_N], start_N, block)],
+        slot_T=jnp.repeat(slot_N, block),
+        at_T=at_NQ.reshape(-1),
+        real_T=real_NQ.reshape(-1),
+        sections=[_Section(table_ZP[slot_N], start_N, block)],
     )
+    if slot_R.shape[0] != setup.limits.prompt_rows:
+        tokens = _Tokens(
+            slot_T=jnp.concatenate([slot_R, tokens.slot_T]),
+            at_T=jnp.concatenate([at_R, tokens.at_T]),
+            real_T=jnp.concatenate([live_R & (own_R > 0), tokens.real_T]),
+            sections=[_Section(table_ZP[slot_R], at_R, 1), *tokens.sections],
+        )
     hidden_TD, cache = _forward(setup, tree, state, tokens, table_ZP)
     logits_RV = decoder.logits(tree, hidden_TD[index_R], setup.shape, setup.compute)
     return state._replace(cache=cache), sampling, live_R, hidden_TD, logits_RV
@@ -179,7 +186,7 @@ def decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[St
         state, sampled = _choose(state, sampling, slot_R, live_R, logits_RV, mask_RU)
         return number + 1, state, jax.tree.map(lambda all, one: all.at[number].set(one), out, sampled)
 
-    most = setup.limits.steps
+    most = setup.limits.turns(slot_R.shape[0])
     out = jax.tree.map(lambda a: jnp.broadcast_to(a, (most, *a.shape)), nothing_sampled(slot_R.shape[0]))
     _, state, out = jax.lax.while_loop(goes_on, turn, (jnp.int32(0), state, out))
     return state, out, None
@@ -187,7 +194,7 @@ def decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[St
 
 def plain_decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[State, Sampled, None]:
     """The same for rows that want the most likely token. It always makes all turns: those past `turns_R` change nothing."""
-    slot_R, turns_R, most = step.rows[0], step.turns_R, setup.limits.steps
+    slot_R, turns_R, most = step.rows[0], step.turns_R, setup.limits.turns(step.rows.shape[1])
     assert turns_R is not None
     sampling = _rows_sampling(state, slot_R)
 
@@ -259,7 +266,10 @@ def _forward(setup: Setup, tree: Tree, state: State, tokens: _Tokens, table_ZP: 
         cells, blocks = where
         local = plan._replace(heads=k.shape[1])
         out, begin, left = [], 0, list(zip(blocks, sizes, strict=True))
-        if len(left) == 1 or plan.backend == "nvidia":  # there one kernel stores and attends for rows that generate
+        rows_alone = (
+            len(left) == 1 or plan.backend == "nvidia"
+        )  # there one kernel stores and attends for rows that generate
+        if rows_alone and sizes[0] == 1:
             (tables, start), _ = left.pop(0)
             begin = tables.shape[0]
             row = (q[:begin], k[:begin], v[:begin], cells[:begin])
