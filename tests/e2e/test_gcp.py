@@ -96,7 +96,7 @@ def test_a_pod_from_launch_to_down(pod: Podway, cloud: Running, tmp_path: Path) 
     wait_until(lambda: "begun" in podway(pod, "logs", "c", "2", "--no-follow"), 30, "the second job")
     shown = podway(pod, "ssh", "c", "-w", "3", "--", "whoami; pwd; echo $TPU_WORKER_ID $TPU_NAME")
     assert shown.split() == ["podway", "/home/podway/sky_workdir", "3", *nodes]
-    config = str(pod.home / "gcp" / "config")
+    config = str(pod.home / "ssh" / "config")
     out = subprocess.run(["ssh", "-F", config, "c-worker2", "hostname"], capture_output=True, text=True, timeout=120)
     assert out.stdout.strip().endswith("-w-2"), out.stderr
     podway(pod, "cancel", "-y", "c")

@@ -130,8 +130,8 @@ def test_all_that_is_promised_is_there() -> None:
 
 def test_the_async_client_has_every_method_of_the_client() -> None:
     ours = {"close", "fork"}  # what a client does to itself
-    verbs = {name for name in vars(podway.Client) if not name.startswith("_")} - ours
-    assert verbs == {name for name in vars(podway.AsyncClient) if not name.startswith("_")} - ours
+    verbs = {name for name in dir(podway.Client) if not name.startswith("_")} - ours
+    assert verbs == {name for name in dir(podway.AsyncClient) if not name.startswith("_")} - ours
 
 
 def test_files_of_the_task_are_uploaded(pod: Podway, tmp_path: Path) -> None:

@@ -87,6 +87,11 @@ class AsyncClient:
         for client in list(self._open):
             client.close()
 
+    @property
+    def own_server(self) -> bool:
+        """Whether the server is this machine's own, of the same user, and not a team's."""
+        return self._client.own_server
+
     def _fork(self) -> Client:
         if self._closed:
             raise ClientClosed
