@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo:  ## Plan, rehearse, launch on a simulated pod, train, serve, ask and measure, in about two minutes
 	@$(PYTHON) tools/demo
 
-test:  ## Lint, types and every test (under 15 minutes on 2 cores)
+test:  ## Lint, types and every test (25 minutes on 2 cores)
 	@$(MAKE) -s -j3 --output-sync system-packages clients axe lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile tests
 
