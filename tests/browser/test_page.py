@@ -84,6 +84,25 @@ def test_actions_ask_first_and_act(screen: Screen) -> None:
     assert "second" not in site.podway("status")
 
 
+def test_a_question_stays_open_while_the_view_loads_again(screen: Screen) -> None:
+    page = screen.page
+    screen.go("/clusters/demo/jobs/1")
+    page.wait_for_selector(".line")
+    held: list[Any] = []
+    # The cluster is known, and its next answer takes long.
+    page.route("**/v1/clusters/demo", lambda route: held.append(route))
+    page.click("h1 >> text=demo")
+    page.click("button:has-text('Take down')")
+    page.wait_for_selector("dialog[open]")
+    page.wait_for_selector(".timeline li")  # an answer that came meanwhile
+    assert page.locator("dialog[open]").count() == 1
+    for route in held:
+        route.continue_()
+    page.unroute("**/v1/clusters/demo")
+    page.click("dialog[open] >> text=Keep it")
+    assert "demo" in screen.site.podway("status")
+
+
 def test_the_planner_answers_by_name_and_by_config(screen: Screen) -> None:
     screen.allowed = ("status of 404",)
     screen.go("/plan")
@@ -168,7 +187,7 @@ def test_while_the_server_is_away_the_page_says_so_and_goes_on_afterwards(site: 
     with Relay(int(site.base.rpartition(":")[2])) as relay:
         link = site.link().replace(site.base, relay.base)
         screen = Screen(site, browser, link=link)
-        screen.allowed = ("ERR_CONNECTION", "ERR_EMPTY_RESPONSE", "ERR_INCOMPLETE_CHUNKED")
+        screen.allowed = ("ERR_CONNECTION", "ERR_EMPTY_RESPONSE", "ERR_INCOMPLETE_CHUNKED", "ERR_SOCKET")
         screen.go("/clusters/demo/jobs/1")
         screen.page.wait_for_selector(".line")
         relay.cut()

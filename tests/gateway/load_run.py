@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 
@@ -31,9 +31,19 @@ class LoadRun:
     async def more(self, count: int = 20) -> None:
         """Until so many more requests were answered."""
         wanted = self.answered + count
-        while self.answered < wanted:
+        await self.until(lambda: self.answered >= wanted)
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        while not holds():
             assert len(self.failures) < 20, self.failures
             await asyncio.sleep(0.02)
+
+    async def pause(self, seconds: float = 2.0) -> None:
+        """Until nothing was answered for so long: requests wait."""
+        answered = -1
+        while answered != self.answered:
+            answered = self.answered
+            await asyncio.sleep(seconds)
 
 
 async def _small(client: httpx.AsyncClient, url: str, run: LoadRun) -> None:

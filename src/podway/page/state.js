@@ -4,6 +4,7 @@ import { useEffect, useState } from "./vendor/preact-htm.js";
 import { get } from "./api.js";
 
 const AGAIN_MS = 2000;
+const KEPT_MS = 10000; // what no view shows: the next view may, and need not begin empty
 const kept = new Map(); // path -> {value, error, listeners, timer, loading}
 
 function slot(path) {
@@ -33,6 +34,10 @@ async function load(path) {
   }
 }
 
+function forget(path, one) {
+  if (!one.listeners.size && kept.get(path) === one) kept.delete(path);
+}
+
 // The value at a path of the API: {value, error}; `value` is undefined until it is there. With `every`, asked again after so many
 // seconds: only for what no stream tells of.
 export function useApi(path, every = 0) {
@@ -46,7 +51,8 @@ export function useApi(path, every = 0) {
     return () => {
       clearInterval(timer);
       one.listeners.delete(update);
-      if (!one.listeners.size) kept.delete(path);
+      if (one.value === undefined) forget(path, one);
+      else setTimeout(() => forget(path, one), KEPT_MS);
     };
   }, [path, every]);
   const one = path ? kept.get(path) : null;
