@@ -21,7 +21,7 @@ from podway.gateway.report import GatewayReport
 from podway.gateway.server_link import ServerLink
 from podway.gateway.table import ApiKey, Backend, RequestLimit, RoutedService, Routes, RouteTable
 
-from .live import Replica, live, says
+from .live import Replica, live, says, streams
 from .test_proxy import USAGE, run, status
 
 DAY = "2026-11-16"
@@ -205,6 +205,43 @@ def test_loads_are_reported(tmp_path: Path) -> None:
             assert await link.report()
             (load,) = server.reports[1].services  # a quiet service is told too
             assert (load.arrived, load.in_flight, load.waiting) == (0, 0.0, 0)
+
+    run(test)
+
+
+def test_the_time_between_tokens_of_streams_is_reported(tmp_path: Path) -> None:
+    async def test() -> None:
+        token = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+        counted = b'data: {"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":9}}\n\n'
+        done = b"data: [DONE]\n\n"
+        async with live(Replica("a", streams([token] * 5 + [done], pause=0.05))) as up:
+            server = Server()
+            link = ServerLink(server, up.gateway, tmp_path, "http://here")
+            await up.post(body=b'{"model":"m","stream":true}')
+            await up.post("/services/chat/v1/chat/completions", b'{"stream":true}')
+            assert await link.report()
+            (load,) = server.reports[0].services
+            assert load.tpot.count == 2 and load.tpot.p50 >= 0.05  # five pauses between five tokens and the end
+            assert len(server.reports[0].usage) == 1
+            page = (await up.get("/metrics")).decode()
+            assert 'podway_gateway_token_seconds_count{service="chat"} 2.0' in page
+        async with live(Replica("a", streams([token, token, counted, done], pause=0.05))) as up:
+            server = Server()
+            await up.post(body=b'{"model":"m","stream":true}')
+            assert await ServerLink(server, up.gateway, tmp_path, "http://here").report()
+            (load,) = server.reports[0].services
+            (usage,) = server.reports[0].usage
+            # Nine tokens in two events: three pauses are the time of eight tokens.
+            assert usage.completion_tokens == 9 and load.tpot.count == 1
+            assert load.tpot.p50 == pytest.approx(load.tpot.mean) and load.tpot.p50 >= 3 * 0.05 / 8
+        async with live(Replica("a", says(USAGE)), Replica("b", streams([token, done]))) as up:
+            server = Server()
+            for _ in range(4):
+                await up.post(body=b'{"model":"m"}')
+            assert await ServerLink(server, up.gateway, tmp_path, "http://here").report()
+            assert (
+                server.reports[0].services[0].tpot.count == 0
+            )  # whole answers, and streams of one token, have no such time
 
     run(test)
 

@@ -18,12 +18,12 @@ def test_gateways_add_up_and_the_slowest_is_told() -> None:
     slow = LatencySummary(count=1, mean=0.5, p50=0.5, p90=0.9, p99=2.0)
     seen = [
         sample(104.0, arrived=30, in_flight=2.0, waiting=1, ttft=fast),
-        sample(104.5, "g2", arrived=10, in_flight=1.0, ttft=slow),
+        sample(104.5, "g2", arrived=10, in_flight=1.0, ttft=slow, tpot=fast),
     ]
     (point,) = load_points(seen, 100.0, 120.0)
     assert point.rps == pytest.approx(8.0) and point.in_flight == pytest.approx(3.0) and point.waiting == 1
     assert point.ttft is not None and (point.ttft.p50, point.ttft.p90, point.ttft.p99) == pytest.approx((0.2, 0.9, 2.0))
-    assert point.queue is None
+    assert point.queue is None and point.tpot is not None and point.tpot.p99 == pytest.approx(0.3)
 
 
 @given(st.lists(st.floats(0, 5000), max_size=300))

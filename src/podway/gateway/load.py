@@ -50,7 +50,7 @@ class ServiceMeter:
     def _begin(self, now: float) -> None:
         self._since = now
         self._arrived = self._completed = self._failed = 0
-        self._ttft, self._queue = Latencies(), Latencies()
+        self._ttft, self._tpot, self._queue = Latencies(), Latencies(), Latencies()
         self._failures: dict[str, int] = {}
 
     def arrived(self) -> None:
@@ -78,14 +78,16 @@ class ServiceMeter:
         if count:
             self._open[replica] = count
 
-    def answered(self, status: int, first_byte_s: float | None) -> None:
-        """It is over."""
+    def answered(self, status: int, first_byte_s: float | None, token_s: float | None = None) -> None:
+        """It is over; `token_s`: the time between two of its tokens, where it was a stream of them."""
         if status >= 500:
             self._failed += 1
         else:
             self._completed += 1
         if first_byte_s is not None:
             self._ttft.add(first_byte_s)
+        if token_s is not None:
+            self._tpot.add(token_s)
 
     def replica_failed(self, replica: str) -> None:
         """An attempt on it failed."""
@@ -113,6 +115,7 @@ class ServiceMeter:
             in_flight=self._busy / window,
             waiting=self._waiting,
             ttft=self._ttft.summary(),
+            tpot=self._tpot.summary(),
             queue=self._queue.summary(),
             failures=dict(self._failures),
             open_requests=dict(self._open),

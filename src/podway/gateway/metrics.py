@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -30,6 +31,13 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=of,
         )
+        self._token = Histogram(
+            "podway_gateway_token_seconds",
+            "Between two tokens of a streamed answer, on average over the answer.",
+            by_service,
+            buckets=_TOKEN_SECONDS,
+            registry=of,
+        )
         self._duration = Histogram(
             "podway_gateway_duration_seconds",
             "From the request to the end of the answer.",
@@ -41,12 +49,16 @@ class GatewayMetrics:
             "podway_gateway_tokens", "Tokens, by what they were.", ["service", "user", "kind"], registry=of
         )
 
-    def answered(self, service: str, status: int, first_byte_s: float | None, duration_s: float) -> None:
+    def answered(
+        self, service: str, status: int, duration_s: float, first_byte_s: float | None, token_s: float | None
+    ) -> None:
         """A request is over."""
         self._requests.labels(service, str(status)).inc()
         self._duration.labels(service).observe(duration_s)
         if first_byte_s is not None:
             self._first_byte.labels(service).observe(first_byte_s)
+        if token_s is not None:
+            self._token.labels(service).observe(token_s)
 
     def retried(self, service: str) -> None:
         """A request goes to another replica."""

@@ -99,8 +99,22 @@ class UsageReader:
             self._events += data.count(b"data:")
         self._tail = data[-_TAIL:] if len(data) >= _TAIL else (self._tail + data)[-_TAIL:]
 
+    @property
+    def completion(self) -> int:
+        """Tokens of the answer: as it says, else an event for each and one for the end."""
+        told = self._told()
+        return told.completion if told is not None else max(0, self._events - 1)
+
     def usage(self, question: Question) -> TokenUsage:
         """What the answer took."""
+        told = self._told()
+        if told is not None:
+            return told
+        if not self._streamed:
+            return TokenUsage(exact=False)
+        return TokenUsage(prompt=len(question.beginning) // BYTES_PER_TOKEN, completion=self.completion, exact=False)
+
+    def _told(self) -> TokenUsage | None:
         found = _USAGE.findall(self._tail)
         for text in reversed(found):
             try:
@@ -111,11 +125,7 @@ class UsageReader:
                 prompt=counts.prompt_tokens or counts.input_tokens,
                 completion=counts.completion_tokens or counts.output_tokens,
             )
-        if not self._streamed:
-            return TokenUsage(exact=False)
-        return TokenUsage(
-            prompt=len(question.beginning) // BYTES_PER_TOKEN, completion=max(0, self._events - 1), exact=False
-        )
+        return None
 
 
 class _ListedModel(msgspec.Struct, frozen=True):

@@ -207,8 +207,8 @@ class Gateway:
         now = time.monotonic()
         first = None if relay.first_byte is None else relay.first_byte - request.begun
         name, status = routed.service.name, relay.status or 499
-        self.metrics.answered(name, status, first, now - request.begun)
-        self.loads.of(name, now).answered(status, first)
+        self.metrics.answered(name, status, now - request.begun, first, relay.token_s)
+        self.loads.of(name, now).answered(status, first, relay.token_s)
         if routed.question is None or relay.status >= 400:
             return
         used = relay.usage(routed.question)

@@ -109,6 +109,17 @@ class Relay:
             return self._translated.usage
         return self._usage.usage(question) if self._usage is not None else None
 
+    @property
+    def token_s(self) -> float | None:
+        """The time between two tokens of a streamed answer, as a mean over it; None where there are no two."""
+        if not self._events or self.first_byte is None or self.status >= 400:
+            return None
+        if self._translated is not None:
+            tokens = self._translated.usage.completion
+        else:
+            tokens = self._usage.completion if self._usage is not None else 0
+        return (self.last_byte - self.first_byte) / (tokens - 1) if tokens > 1 else None
+
     def abandon(self, outcome: RelayOutcome) -> None:
         """Nobody waits for this answer."""
         if self._replica is not None and not self.outcome.done():
@@ -145,6 +156,8 @@ class Relay:
         sized = any(name == b"content-length" for name, _ in headers)
         self._chunked = not bodiless and not sized
         self._events = (wire.value_of(headers, b"content-type") or b"").startswith(b"text/event-stream")
+        if self._events and self._usage is None and self._translated is None:
+            self._usage = UsageReader(streamed=True)  # of a service by its path: for its latencies
         self._sent = True
         if self.client.draining:
             self.request.keep_alive = False

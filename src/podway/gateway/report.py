@@ -36,6 +36,7 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     in_flight: Amount = 0.0  # with a replica, on average
     waiting: Count = 0  # held for a replica, now
     ttft: LatencySummary = LatencySummary()
+    tpot: LatencySummary = LatencySummary()  # of streams: time between two tokens, a mean for each answer
     queue: LatencySummary = LatencySummary()  # time before a replica had the request
     failures: dict[Label, Count] = {}  # replica id -> requests it failed
     open_requests: dict[Label, Count] = {}  # replica id -> requests it has now; also of one that takes no new ones

@@ -344,6 +344,7 @@ class LoadPoint(Reply, frozen=True):
     in_flight: float
     waiting: int
     ttft: LatencyView | None
+    tpot: LatencyView | None
     queue: LatencyView | None
 
 

@@ -37,6 +37,7 @@ def _point(at: float, size: float, samples: Sequence[LoadSample]) -> page_api.Lo
         in_flight=sum(one.in_flight * one.window_s for one in loads) / span,
         waiting=sum(latest.values()),
         ttft=_latency([one.ttft for one in loads if one.ttft.count]),
+        tpot=_latency([one.tpot for one in loads if one.tpot.count]),
         queue=_latency([one.queue for one in loads if one.queue.count]),
     )
 

@@ -46,7 +46,8 @@ export function ServiceView({ name, session }) {
   return html`<${Loaded} from=${service}>${(one) => {
     const open = one.state !== "GONE" && one.state !== "SHUTTING_DOWN";
     const points = load.value ? load.value.points : [];
-    const last = points.filter((point) => point.ttft).slice(-1)[0];
+    const last = points.findLast((point) => point.ttft);
+    const written = points.findLast((point) => point.tpot);
     return html`<div class="heading"><h1>${one.name} <${State} state=${one.state} /></h1>
       ${may && open ? html`<div class="buttons"><${Scale} one=${one} path=${path} act=${act} />
         <${Action} label="End" danger=${true} question=${`End ${one.name} and delete all its replicas? Requests under way are cut off.`} confirm="End the service" act=${act("DELETE", path)} /></div>` : null}</div>
@@ -55,6 +56,7 @@ export function ServiceView({ name, session }) {
       <${Figure} label="Replicas ready" value=${`${ready(one)} of ${one.target_replicas || one.replicas.length}`} note=${one.min_replicas === one.max_replicas ? "fixed" : `${one.min_replicas} to ${one.max_replicas} by load`} />
       <${Figure} label="Requests/s" value=${rate(one.rps)} note=${one.rps === null ? "no gateway reports" : "of the last minute"} />
       <${Figure} label="TTFT, median" value=${last ? duration(last.ttft.p50) : "–"} note=${last ? `99 %: ${duration(last.ttft.p99)}` : "until the first byte"} />
+      <${Figure} label="TPOT, median" value=${written ? duration(written.tpot.p50) : "–"} note=${written ? `99 %: ${duration(written.tpot.p99)}` : "between two tokens"} />
       <${Figure} label="Revision" value=${one.revision} note=${one.canary ? `canary ${one.canary}: ${Math.round(100 * one.canary_share)} %` : "on all replicas"} />
       <${Figure} label="Cost now" value=${`${dollars(one.hourly_cost)}/h`} note=${`${dollars(one.cost)} so far`} />
     </div>
@@ -93,9 +95,11 @@ function Scale({ one, path, act }) {
       <label>At most<input inputmode="numeric" value=${most} onInput=${(event) => setMost(event.target.value)} /></label></div></${Action}>`;
 }
 
+const percentiles = (name) => [["50 %", "--t0", "p50"], ["90 %", "--t1", "p90"], ["99 %", "--t4", "p99"]].map(([label, tone, part]) => [label, tone, (point) => point[name] && point[name][part]]);
 const CHARTS = [
   { title: "Requests/s", lines: [["requests", "--t0", (point) => point.rps], ["failed", "--t4", (point) => point.failed]] },
-  { title: "First byte", unit: duration, lines: [["50 %", "--t0", (point) => point.ttft && point.ttft.p50], ["90 %", "--t1", (point) => point.ttft && point.ttft.p90], ["99 %", "--t4", (point) => point.ttft && point.ttft.p99]] },
+  { title: "Time to first token", unit: duration, lines: percentiles("ttft"), none: "No request was answered in this time." },
+  { title: "Time per output token", unit: duration, lines: percentiles("tpot"), none: "No answer was streamed in this time." },
   { title: "In flight and waiting", lines: [["in flight", "--t0", (point) => point.in_flight], ["waiting", "--t1", (point) => point.waiting]] },
 ];
 
@@ -107,7 +111,7 @@ function Load({ points }) {
 const moment = (time) => new Date(time * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: time % 60 ? "2-digit" : undefined });
 
 function Over({ chart, points }) {
-  if (!points.some((point) => chart.lines.some(([, , value]) => value(point) !== null))) return html`<p class="muted">No request was answered in this time.</p>`;
+  if (!points.some((point) => chart.lines.some(([, , value]) => value(point) !== null))) return html`<p class="muted">${chart.none}</p>`;
   return html`<${Drawn} chart=${chart} points=${points} />`;
 }
 
