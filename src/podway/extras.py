@@ -25,7 +25,7 @@ EXTRAS = {
     "postgres": ("psycopg",),
 }
 # Modules that only some uses of an extra need, so that `require` does not ask for them.
-OPTIONAL = {"gcsfs": "gcp", "google": "gcp", "llguidance": "serve"}
+OPTIONAL = {"gcsfs": "gcp", "google": "gcp", "llguidance": "serve", "huggingface_hub": "serve"}
 
 
 def installed(extra: str) -> bool:

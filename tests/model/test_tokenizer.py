@@ -84,7 +84,7 @@ def test_templates_are_found_where_models_keep_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "what", "hint"),
     [
-        ("missing/model", None, "no tokenizer at", "hf download missing/model"),
+        ("missing", None, "no tokenizer at", "a folder that holds one"),
         ("./nothing", None, "no tokenizer at", "a folder that holds one"),
         ("folder", {}, "no tokenizer.json in", "tokenizer.json, or bytes"),
         ("folder", {"tokenizer.model": "x"}, "but no tokenizer.json", "save_pretrained"),

@@ -17,6 +17,7 @@ from podway.model import decoder
 from podway.model.export import save_weights
 from podway.model.families import find_model
 from tests.conftest import HURRY
+from tests.model.hub import Hub, running
 from tests.serve.tiny import all_logits
 
 SMALL = ["--max-len", "64", "--max-seqs", "2", "--prompt-tokens", "32", "--pages", "40", "--port", "0"]
@@ -67,9 +68,9 @@ def test_a_folder_is_served_again_after_kill_9_without_compiling(tmp_path: Path)
     expected = bytes(t for t in _greedy(shape, tree, list(b"hello"), 5) if t).decode(errors="replace")
     body = {"prompt": "hello", "max_tokens": 5, "temperature": 0, "ignore_eos": True, "logprobs": 0}
 
-    def answers(url: str) -> None:
+    def answers(url: str, name: str = "model") -> None:
         answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30).json()
-        assert answer["model"] == "model"
+        assert answer["model"] == name
         assert len(answer["choices"][0]["logprobs"]["tokens"]) == 5
         assert answer["choices"][0]["text"] == expected
 
@@ -80,8 +81,11 @@ def test_a_folder_is_served_again_after_kill_9_without_compiling(tmp_path: Path)
         assert stop(first.process, signal.SIGKILL) == -signal.SIGKILL
     assert first.compiled >= 4, "programs of steps and of slots"
 
-    second = start(arguments, environment)
-    answers(second.url)
+    files = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
+    with running(Hub({"a/tiny": files})) as hub:  # the same model by its id, downloaded
+        at_hub = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+        second = start(["a/tiny", *arguments[1:]], environment | at_hub)
+    answers(second.url, "a/tiny")
     assert second.compiled == 0 and second.found == first.compiled
     assert stop(second.process) == 0
 

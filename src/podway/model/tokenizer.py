@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from podway.errors import UserError
 from podway.extras import load
 from podway.model.chat import ChatTemplate, Message, Tools
+from podway.model.download import fetch
 
 Ids = NDArray[np.uint32]
 
@@ -189,10 +190,10 @@ class FileTokenizer:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """`bytes`, a tokenizer.json, or a folder that holds one."""
+    """`bytes`, a tokenizer.json, a folder that holds one, or what `fetch` takes."""
     if name == "bytes":
         return ByteTokenizer()
-    place = Path(name).expanduser()
+    place = fetch(name, weights=False)
     if place.is_file():
         return FileTokenizer(place)
     if (place / "tokenizer.json").is_file():
@@ -204,10 +205,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         )
     if place.is_dir():
         raise UserError(f"there is no tokenizer.json in {place}", "give a folder with tokenizer.json, or bytes")
-    hint = "give a tokenizer.json, a folder that holds one, or bytes"
-    if name.count("/") == 1 and not name.startswith(("/", ".", "~")):
-        hint = f"nothing is downloaded here: run `hf download {name} --include 'tokenizer*'` and give its folder"
-    raise UserError(f"there is no tokenizer at {name}", hint)
+    raise UserError(f"there is no tokenizer at {name}", "give a tokenizer.json, a folder that holds one, or bytes")
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab: int, largest: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 1. On several hosts (PODWAY_NUM_HOSTS) the processes find each other through `jax.distributed`. Host 0 is the front.
 2. The front opens the port at once; /health says 503 and why until the model is warm.
-3. In a thread: read the shape, print the memory budget, load the weights, compile every program (kept on disk, so that the
+3. In a thread: print the memory budget, download (if need be) and load the weights, compile every program (kept on disk, so that the
    next start need not), begin the loops of all replicas (`replicas.py`).
 4. SIGTERM or Ctrl-C: /health turns to 503 and new requests are refused; those under way get --drain-seconds to end, and what
    is left then ends with an error event. A second signal ends it at once. The other hosts follow the front until it ends.
@@ -26,6 +26,7 @@ import uvicorn
 
 from podway.errors import UserError
 from podway.model.compiled import keep_programs
+from podway.model.download import fetch, is_address
 from podway.model.families import find_model
 from podway.model.shape import ModelShape
 from podway.model.tokenizer import ModelTokenizer
@@ -70,11 +71,13 @@ def serve(args: argparse.Namespace, keys: list[str]) -> int:
     keep_programs(args.compile_cache, Path.home() / ".cache" / "podway" / "compiled")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # type: ignore[no-untyped-call]
-    shape, options = find_model(args.model), options_of(args)
+    options = options_of(args)
+    folder = Path(args.model) if args.random else fetch(args.model, weights=False, log=log)
+    shape = find_model(args.model if args.random else str(folder))
     limits = limits_for(shape, options, options.backend or default_backend(), 2)
-    name = args.name or Path(args.model).resolve().name
+    name = args.name or default_name(args.model)
     service = Service(
-        name, ModelTokenizer(Path(args.model), shape.vocab), limits.max_len, tool_format=args.tool_format,
+        name, ModelTokenizer(folder, shape.vocab), limits.max_len, tool_format=args.tool_format,
         reasoning=args.reasoning,
     )  # fmt: skip
     fleet = Fleet(service, args, log)
@@ -175,6 +178,13 @@ def _host_lost(service: Service) -> NoReturn:
     _wait(lambda: not service.open, _FLUSH)
     print("Error: a host of this server is gone\n  start all of them again", file=sys.stderr, flush=True)
     os._exit(1)
+
+
+def default_name(model: str) -> str:
+    """What clients call a model: the id of the hub, or the name of its folder."""
+    if is_address(model) and not model.startswith("gs://"):
+        return model.partition("@")[0]
+    return Path(model).name if model.startswith("gs://") else Path(model).resolve().name
 
 
 def options_of(args: argparse.Namespace) -> Options:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from podway.errors import UserError
+from podway.model.download import is_address
 from podway.serve.output_parser import TOOL_FORMATS
 
 
@@ -13,10 +14,15 @@ def parser() -> argparse.ArgumentParser:
         prog="podway serve", description="Serve a model with an OpenAI-compatible API.", allow_abbrev=False
     )
     add = made.add_argument
-    add("model", metavar="MODEL", help="a folder with config.json and safetensors, or a known name with --random")
+    add(
+        "model",
+        metavar="MODEL",
+        help="a folder with config.json and safetensors, an id of the Hugging Face hub (ORG/MODEL[@REVISION]), a gs:// address, "
+        "or a known name with --random",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
-    add("--name", help="what clients call the model (default: the folder's name)")
+    add("--name", help="what clients call the model (default: the folder's name or the id)")
     add("--api-key-file", type=Path, help="a file with an API key on each line; without it everyone may ask")
     add("--tls-cert", type=Path, help="certificate (PEM) to serve HTTPS with")
     add("--tls-key", type=Path, help="its private key")
@@ -56,10 +62,10 @@ def parser() -> argparse.ArgumentParser:
 
 def check(args: argparse.Namespace) -> None:
     """What argparse cannot say in words."""
-    if not args.random and not Path(args.model).is_dir():
+    if not args.random and not Path(args.model).is_dir() and not is_address(args.model):
         raise UserError(
             f"{args.model}: no such directory",
-            "give a folder with config.json and safetensors, or add --random to a known name",
+            "give a folder with config.json and safetensors, an id such as Qwen/Qwen3-8B, or add --random to a known name",
         )
     for name in ("tp", "replicas", "max_queue", "decode_steps"):
         if getattr(args, name) < 1:

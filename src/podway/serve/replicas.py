@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from socket import socket
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from podway.model import decoder
+from podway.model.download import fetch, is_address
 from podway.model.layout import SERVE_RULES, MeshShape
 from podway.model.mesh import make_mesh
 from podway.model.shape import ModelShape
@@ -94,6 +94,9 @@ class Fleet:
         mesh = None
         if len(group) > 1 or number:
             mesh = make_mesh(MeshShape(tensor=len(group)), group)
+        if not self.args.random and is_address(self.args.model):
+            self.service.status = f"{name}downloading weights"
+            fetch(self.args.model, log=self.log)
         self.service.status = f"{name}loading weights"
         engine = build(shape, weights(self.args, shape, options, mesh), options, pages, mesh)
         loaded = time.monotonic()
@@ -172,7 +175,7 @@ def weights(args: argparse.Namespace, shape: ModelShape, options: Options, mesh:
     """From the folder, or random."""
     dtype = compute_dtype(options)
     if not args.random:
-        return load_weights(Path(args.model), shape, mesh=mesh, rules=SERVE_RULES, dtype=dtype)
+        return load_weights(fetch(args.model), shape, mesh=mesh, rules=SERVE_RULES, dtype=dtype)
     like = decoder.abstract(shape, dtype, mesh, SERVE_RULES)
     places = jax.tree.map(lambda leaf: leaf.sharding, like) if mesh is not None else None
     return jax.jit(lambda: decoder.init(shape, jax.random.key(0), dtype), out_shardings=places)()

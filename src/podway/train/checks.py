@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from podway.errors import UserError
+from podway.model.download import is_address
 from podway.model.layout import TRAIN_RULES, MeshShape, kept_whole, parse_mesh
 from podway.model.shape import ModelShape
 from podway.train.config import TrainConfig
@@ -20,7 +21,7 @@ def resolve_mesh(config: TrainConfig, devices: int, slices: int = 1) -> MeshShap
 def check_settings(config: TrainConfig) -> None:
     """What is wrong whatever the devices are: paths, policies, combinations."""
     kept_tensors(config.remat)
-    if config.model.weights is not None:
+    if config.model.weights is not None and not is_address(config.model.weights):
         _check_weights(Path(config.model.weights).expanduser())
     if config.lora.adapter is not None and not config.lora.rank:
         raise UserError("lora.adapter is given, but lora.rank is 0", "set lora.rank to the rank of the adapter")
@@ -80,6 +81,9 @@ def check_kernel(config: TrainConfig, platform: str, mesh: MeshShape) -> None:
 
 def _check_weights(folder: Path) -> None:
     if not folder.is_dir():
-        raise UserError(f"model.weights: {folder} is not a directory", "download the model there first")
+        raise UserError(
+            f"model.weights: {folder} is not a directory",
+            "give a folder, an id such as Qwen/Qwen3-8B, or a gs:// address",
+        )
     if not any(folder.glob("*.safetensors")):
         raise UserError(f"model.weights: no safetensors in {folder}", "download the model there first")

@@ -28,8 +28,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class ModelConfig(Part, frozen=True, kw_only=True):
     """Which model, and what its weights start from."""
 
-    name: str = "tiny-llama3"  # a known name, or a directory with a config.json
-    weights: str | None = None  # a directory of safetensors to start from; none: random
+    name: str = "tiny-llama3"  # a known name, a directory with a config.json, or an id of the Hugging Face hub
+    weights: str | None = (
+        None  # a directory of safetensors, an id of the hub or a gs:// address to start from; none: random
+    )
     seed: int = 0  # of random weights and of LoRA's
     kernel: Literal["reference", "splash", "cudnn"] | None = None  # of attention; none: the best for this machine
     attention_block: Literal[128, 256, 512, 1024, 2048] | None = None  # side of splash's blocks; none: up to 512

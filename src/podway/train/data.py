@@ -43,7 +43,7 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     form: Literal["text", "chat"] = "text"
     loss_on: Literal["answers", "all"] = "answers"  # of a chat
     template: str | None = None  # of a chat: a jinja2 file, or chatml; none: the tokenizer's own
-    tokenizer: str | None = None  # bytes, a tokenizer.json, or a folder that holds one
+    tokenizer: str | None = None  # bytes, a tokenizer.json, a folder that holds one, or an id of the hub
     packing: Packing | None = None  # none: concat for text, best_fit for chats
     seed: int | None = 0  # of the order of rows; null: as they stand in the files
     eval_fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # held out: the last part of every shard

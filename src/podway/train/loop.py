@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -26,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from podway.errors import UserError
 from podway.model.decoder import Tree
+from podway.model.download import fetch
 from podway.model.mesh import spec
 from podway.train import lora
 from podway.train.adapter import save_adapter
@@ -189,7 +189,7 @@ def export(run: Run) -> None:
         save_adapter(run.state.trained, config, run.program.shape, output.folder / "adapter")
         run.screen.print_line(f"exported to {config.output}/adapter")
     if "merged" in wanted:
-        source = Path(config.model.weights).expanduser() if config.model.weights else None
+        source = fetch(config.model.weights) if config.model.weights else None
         kind = np.dtype(config.checkpoint.export_dtype)
         save_weights(final_weights(run), run.program.shape, output.folder / "model", source=source, dtype=kind)
         run.screen.print_line(f"exported to {config.output}/model")

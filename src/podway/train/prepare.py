@@ -12,7 +12,7 @@ import jax
 import msgspec
 
 from podway.files import write_atomically
-from podway.model.families import find_model
+from podway.model.download import fetch_shape
 from podway.model.layout import MeshShape
 from podway.model.mesh import make_mesh
 from podway.model.params import count
@@ -39,7 +39,7 @@ SETTINGS_FILE = "settings.yaml"  # under output: every setting, as `podway train
 
 def prepare(config: TrainConfig, output: Output, launches: Sequence[float] = ()) -> tuple[Run, CheckpointHook]:
     """The run, and the hook that saves it. `launches` are the times at which this run was started, this one included."""
-    shape = find_model(config.model.name)
+    shape = fetch_shape(config.model.name)
     devices = jax.devices()
     slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
     sizes = resolve_mesh(config, len(devices), slices)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from podway.errors import UserError
+from podway.model.download import bucket_client
 from podway.train.optional import require_module
-from podway.train.sources import SourceFile, bucket_client
+from podway.train.sources import SourceFile
 from podway.train.tf_example import parse_example
 
 _STRETCH = 1 << 20  # characters of text tokenized at once

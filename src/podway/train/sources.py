@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from podway.errors import UserError
-from podway.train.optional import require_module
+from podway.model.download import bucket_client
 
 Kind = Literal["text", "jsonl", "parquet", "arrow", "array_record", "hf", "synthetic"]
 
@@ -161,17 +161,6 @@ def _nearest_folder(path: str) -> str:
         if folder.is_dir():
             return f"{folder.absolute()} is there; check the rest of the path"
     return "check the path"
-
-
-def bucket_client() -> Any:
-    """A client of Google Cloud Storage."""
-    storage = require_module("google.cloud.storage", "google-cloud-storage", "a gs:// path")
-    try:
-        return storage.Client()
-    except Exception as error:  # google.auth has many ways to say that nobody is logged in
-        raise UserError(
-            f"cannot sign in to Google Cloud Storage: {error}", "run `gcloud auth application-default login`"
-        ) from None
 
 
 def _expand_bucket(path: str, kind: Kind | None) -> list[SourceFile]:

@@ -7,7 +7,6 @@
 """
 
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from podway.model import decoder, weights
 from podway.model.decoder import Tree
+from podway.model.download import fetch
 from podway.model.mesh import spec
 from podway.train import lora, sharding
 from podway.train.step import Program, State
@@ -42,7 +42,7 @@ def start_state(program: Program) -> State:
         return _with_adapter(program, made)
     kind = config.lora.base if config.lora.rank else config.precision.weights
     loaded = weights.load_weights(
-        Path(config.model.weights).expanduser(),
+        fetch(config.model.weights),
         program.shape,
         mesh=program.mesh,
         rules=program.rules,
