@@ -48,7 +48,7 @@ def server_in(place: Path, token: str) -> Iterator[TestClient]:
             orphans=OrphanScanner(store, lambda name: provider),
             tokens=TokenCache(store.people, token, "ann"),
             notifier=notifier,
-            rows=LiveRows(store, notifier, quick),
+            rows=LiveRows(store, notifier, quick, alone=True),
             turns=Turns(),
             quick=quick,
             slow=slow,

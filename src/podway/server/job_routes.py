@@ -41,7 +41,7 @@ def jobs(call: ApiCall) -> api.JobsReply:
 
 async def job(call: ApiCall) -> api.JobView:
     """One job; with `wait=SECONDS`, answers when it has ended or the time is over."""
-    cluster, found = await call.in_thread(call.find_job)
+    cluster, found = await call.read_job()
     rows, notifier = call.services.rows, call.services.notifier
     deadline = time.monotonic() + min(LONGEST_WAIT_S, call.query.get("wait", 0.0))
     while not found.done and (left := deadline - time.monotonic()) > 0:
@@ -62,7 +62,7 @@ def cancel(call: ApiCall) -> api.CancelReply:
 
 async def watch(call: ApiCall) -> Response:
     """Follow a job: its progress, its log lines, its end."""
-    cluster, found = await call.in_thread(call.find_job)
+    cluster, found = await call.read_job()
     query = call.query
     options = Options(
         raw=query.get("raw", False),
@@ -83,7 +83,7 @@ async def watch(call: ApiCall) -> Response:
 
 async def output(call: ApiCall) -> Response:
     """The raw bytes one rank wrote in one phase."""
-    cluster, found = await call.in_thread(call.find_job)
+    cluster, found = await call.read_job()
     rank, phase = call.query.get("rank", 0), call.query.get("phase", "run")
     attempts = range(1, found.attempt.number + 1)
     labels = {phase_label(name, attempt) for name in ("setup", "run") for attempt in attempts}
@@ -107,7 +107,7 @@ async def output(call: ApiCall) -> Response:
 
 async def usage(call: ApiCall) -> api.UsageReply:
     """CPU and memory of every rank, now."""
-    cluster, found = await call.in_thread(call.find_job)
+    cluster, found = await call.read_job()
     fleet = Fleet(call.services.provider(cluster.order.provider), cluster)
 
     async def ask(session: HostSession) -> api.UsageView:

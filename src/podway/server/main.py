@@ -109,7 +109,8 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 async def _serve(place: Path, options: argparse.Namespace) -> None:
     token = secrets.token_urlsafe(32)
     notifier = Notifier(asyncio.get_running_loop())
-    store = open_store(options.db or os.environ.get("PODWAY_DB", "") or sqlite_url(place / "podway.db"))
+    database = options.db or os.environ.get("PODWAY_DB", "")
+    store = open_store(database or sqlite_url(place / "podway.db"))
     store.written = notifier.publish
     quick = ThreadPoolExecutor(QUICK_THREADS, "quick")
     slow = ThreadPoolExecutor(SLOW_THREADS, "slow")
@@ -152,7 +153,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         orphans=orphans,
         tokens=tokens,
         notifier=notifier,
-        rows=LiveRows(store, notifier, quick),
+        rows=LiveRows(store, notifier, quick, alone=not database),
         turns=Turns(),
         quick=quick,
         slow=slow,

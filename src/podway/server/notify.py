@@ -3,6 +3,10 @@
 `Notifier` counts the writes to each cluster (its *tick*). Whoever waits remembers the tick it has read up to and sleeps until the
 count has moved, so a write between the read and the sleep is never missed and nobody polls. `LiveRows` reads rows for all who
 wait: however many ask after a write, the database is read once.
+
+A server that is alone on its database (the usual one) hears of every write before the writer is answered, so what `LiveRows` keeps
+is what the database holds. Beside another server it hears of the other's writes a moment late: then whoever asks for the first
+time is answered from the database.
 """
 
 import asyncio
@@ -42,12 +46,12 @@ class Subscription:
 
 
 class Notifier:
-    """A count and an event for each cluster; the event is renewed at every write."""
+    """A count for each cluster, and who waits for its next write."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._ticks: dict[str, int] = collections.defaultdict(int)
-        self._events: dict[str, asyncio.Event] = collections.defaultdict(asyncio.Event)
+        self._waiting: dict[str, set[asyncio.Future[None]]] = collections.defaultdict(set)
         self._subscriptions: set[Subscription] = set()
 
     def publish(self, cluster_id: str) -> None:
@@ -57,9 +61,8 @@ class Notifier:
 
     def _fire(self, cluster_id: str) -> None:
         self._ticks[cluster_id] += 1
-        event = self._events.pop(cluster_id, None)
-        if event is not None:
-            event.set()
+        for waiter in self._waiting.pop(cluster_id, ()):
+            _release(waiter)
         for subscription in self._subscriptions:
             subscription.add(cluster_id)
 
@@ -81,16 +84,31 @@ class Notifier:
         """Until there is a write after the tick `seen`, or the time is over."""
         if self._ticks[cluster_id] != seen or timeout <= 0:
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._events[cluster_id].wait()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting[cluster_id].add(waiter)
+        timer = self._loop.call_later(timeout, _release, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            if cluster_id in self._waiting:
+                self._waiting[cluster_id].discard(waiter)
+                if not self._waiting[cluster_id]:
+                    del self._waiting[cluster_id]
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():  # a write and the end of its time may come together
+        waiter.set_result(None)
 
 
 class LiveRows:
-    """Rows as they are after the last write."""
+    """Rows as they are after the last write. `alone`: no other server writes to the database."""
 
-    def __init__(self, store: Store, notifier: Notifier, executor: Executor) -> None:
+    def __init__(self, store: Store, notifier: Notifier, executor: Executor, *, alone: bool) -> None:
+        self.alone = alone
         self._store = store
+        self._ids: dict[str, str] = {}  # of live clusters, by name
         self._notifier = notifier
         self._executor = executor
         self._read: collections.OrderedDict[Hashable, tuple[int, asyncio.Future[Any]]] = collections.OrderedDict()
@@ -98,6 +116,19 @@ class LiveRows:
     async def cluster(self, cluster_id: str) -> Cluster | None:
         """By id."""
         return await self._once(cluster_id, ("cluster", cluster_id), lambda: self._store.cluster(cluster_id))
+
+    async def live_cluster(self, name: str) -> Cluster | None:
+        """By name; None for one that is not live, or not known yet."""
+        cluster = await self.cluster(self._ids[name]) if name in self._ids else None
+        if cluster is None or not cluster.live:
+            self._ids.pop(name, None)
+            return None
+        return cluster
+
+    def learn(self, cluster: Cluster) -> None:
+        """That a live cluster has its name."""
+        if cluster.live and len(self._ids) < ROWS_KEPT:
+            self._ids[cluster.name] = cluster.id
 
     async def job(self, cluster_id: str, number: int) -> Job | None:
         """By number."""
@@ -118,5 +149,8 @@ class LiveRows:
             self._read.move_to_end(key)
             if len(self._read) > ROWS_KEPT:
                 self._read.popitem(last=False)
+        if known[1].done():
+            kept: T = known[1].result()
+            return kept
         found: T = await asyncio.shield(known[1])
         return found

@@ -30,7 +30,7 @@ encode = msgspec.json.Encoder().encode
 
 async def metrics(call: ApiCall) -> Response:
     """The steps of a training run, from a cursor on; to its end unless `follow` is false."""
-    cluster, job = await call.in_thread(call.find_job)
+    cluster, job = await call.read_job()
     attempt, offset = _position(call.query.get("cursor", ""))
     live = LiveJob(call.services, cluster, job, call.query.get("follow", True))
     return StreamingResponse(_frames(live, attempt, offset), media_type="application/x-ndjson")
