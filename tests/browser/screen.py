@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from podway.server.client import Client
+
 EVIL = "<script>document.title='broken'</script><img src=x onerror=alert(1)>"
 TASK = r"""
 name: hello
@@ -36,7 +38,7 @@ resources: {{accelerators: tpu-v6e-1, infra: local}}
 run: podway serve tiny-llama3 --random --port {port} --max-len 256 --max-seqs 4
 """
 WAIT_MS = 120_000
-TRIES = 4
+TRIES = 20
 # Chromium cuts every connection when a network interface comes or goes, and other tests on this machine make some. The page tries
 # again by itself; where its scripts were cut off, the test opens it again.
 CUT = "ERR_NETWORK_CHANGED"
@@ -87,21 +89,31 @@ class Site:
         with urllib.request.urlopen(request, timeout=60) as reply:
             return f"{self.base}{json.loads(reply.read())['path']}"
 
+    @property
+    def own_token(self) -> str:
+        return str(json.loads((self.home / "server.json").read_text())["token"])
+
+    @property
+    def client(self) -> Client:
+        return Client(self.base, self.own_token)
+
     def post(self, path: str, body: Any) -> Any:
         """One request with the server's own token."""
-        token = json.loads((self.home / "server.json").read_text())["token"]
-        headers = {"Authorization": f"Bearer {token}", "content-type": "application/json"}
+        headers = {"Authorization": f"Bearer {self.own_token}", "content-type": "application/json"}
         request = urllib.request.Request(f"{self.base}{path}", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=60) as reply:
             return json.loads(reply.read())
 
 
 @contextlib.contextmanager
-def running_site(home: Path) -> Iterator[Site]:
-    """With one cluster, `demo`, whose first job has ended."""
+def running_site(home: Path, *, demo: bool = True) -> Iterator[Site]:
+    """With one cluster, `demo`, whose first job has ended; `demo` False: with nothing."""
     site = Site(home)
     try:
-        site.launch("demo", TASK)
+        if demo:
+            site.launch("demo", TASK)
+        else:
+            site.podway("server", "start")
         yield site
     finally:
         site.podway("down", "-y", "--all", check=False)
@@ -132,13 +144,23 @@ class Screen:
         for _ in range(TRIES):
             self.link = link = link or self.site.link()
             self.base = link.partition("/login")[0]
-            with contextlib.suppress(Exception):
-                self.page.goto(link)
-                self.page.wait_for_selector("nav", timeout=WAIT_MS / TRIES)
+            if self._opened(link, "nav"):
                 return
-            assert any(CUT in one for one in self.complaints), self.text()
             link = ""
         raise AssertionError("the page does not open")
+
+    def _opened(self, url: str, sign: str) -> bool:
+        """Whether an address opened with its sign; False at once where the way to it was cut meanwhile."""
+        before, deadline = len(self.complaints), time.monotonic() + WAIT_MS / 1000
+        with contextlib.suppress(Exception):  # a cut one is a complaint too
+            self.page.goto(url)
+        while time.monotonic() < deadline:
+            with contextlib.suppress(Exception):
+                self.page.wait_for_selector(sign, timeout=2000)
+                return True
+            if any(CUT in one for one in self.complaints[before:]):
+                return False
+        raise AssertionError(self.text())
 
     def _heard(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
@@ -153,16 +175,30 @@ class Screen:
 
     def visit(self, url: str, sign: str) -> None:
         """Open an address until its sign is there: again only where the way to it was cut."""
-        for _ in range(TRIES):
-            with contextlib.suppress(Exception):
-                self.page.goto(url)
-                self.page.wait_for_selector(sign, timeout=WAIT_MS / TRIES)
-                return
-            assert any(CUT in one for one in self.complaints), self.text()
-        raise AssertionError(f"{url} does not open")
+        assert any(self._opened(url, sign) for _ in range(TRIES)), f"{url} does not open"
 
     def text(self) -> str:
         return str(self.page.inner_text("body"))
+
+    def ask(self, text: str, answers: int) -> None:
+        """Send a message in Models and wait for its answers; again where the way of a stream was cut."""
+        answered = self.page.locator(".message.assistant >> text=tokens/s")
+        alert = self.page.locator("[role=alert] >> text=does not answer")
+        for _ in range(TRIES):
+            before = len(self.complaints)
+            self.page.fill("#draft", text)
+            self.page.keyboard.press("Enter")
+            self.page.wait_for_selector(".composer >> text=Answering", state="detached")
+            self.until(lambda: answered.count() >= answers or alert.count() > 0)
+            if not any(CUT in one for one in self.complaints[before:]):
+                break
+        assert answered.count() >= answers, self.text()[:2000]
+
+    def violations(self, axe: str) -> list[tuple[str, str]]:
+        """What the accessibility checker finds; the page must be open without its policy, which lets no test add a script."""
+        self.page.evaluate(axe)
+        run = "axe.run().then((found) => found.violations.map((one) => [one.id, one.nodes[0].html]))"
+        return [(str(one[0]), str(one[1])) for one in self.page.evaluate(run)]
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Look again and again: the page's own policy lets no test evaluate code that waits in it."""

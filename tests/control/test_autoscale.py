@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from podway.control.autoscale import LoadView, autoscale, summarize, wanted_replicas
+from podway.control.autoscale import LoadView, autoscale, explain, summarize, wanted_replicas
 from podway.control.service_records import LoadSample, ScalingMemory
 from podway.gateway.report import LatencySummary, ServiceLoad
 from podway.task.task import Scaling
@@ -109,3 +109,18 @@ def test_for_every_load(seed: int) -> None:
             assert before.target == 0 or now - moved_at >= delay
             moved_at = now
         assert memory.above_since is None or memory.below_since is None
+
+
+def test_every_move_says_why() -> None:
+    rps = Scaling(min_replicas=0, max_replicas=9, target_qps=1.5, down_delay_s=60)
+    assert explain(rps, LoadView(rps=4.21, concurrency=1.0), 1, 3) == (
+        "wants 3 replicas in place of 1: 4.21 requests/s, target 1.5 for each replica"
+    )
+    assert explain(rps, LoadView(waiting=1, concurrency=1.0), 0, 1).endswith("1 request waiting")
+    assert explain(rps, LoadView(), 2, 0).endswith("wants 0 replicas in place of 2: no requests for 60 s")
+    at_once = Scaling(min_replicas=1, max_replicas=9, metric="concurrency", target=8)
+    assert "20 requests at once, target 8" in explain(at_once, LoadView(rps=1.0, concurrency=20.0), 1, 3)
+    late = Scaling(min_replicas=1, max_replicas=9, metric="ttft", target=0.5)
+    assert "TTFT 1.25 s (90th percentile), target 0.5 s" in explain(late, LoadView(rps=1.0, ttft_s=1.25), 1, 2)
+    assert explain(late, LoadView(rps=1.0), 12, 9).endswith("the range is 1 to 9")
+    assert explain(Scaling(min_replicas=3, max_replicas=3), None, 0, 3).endswith("as set")

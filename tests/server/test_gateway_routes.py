@@ -7,6 +7,8 @@ from pathlib import Path
 from podway.control.people import token_digest
 from podway.control.service_records import ReplicaState
 from podway.control.store import open_store, sqlite_url
+from podway.control.vault import SecretVault
+from podway.server.gateway_chat import page_key
 from tests.control.service_samples import replica, service
 from tests.server.in_process import server_in
 from tests.server.test_api_fuzz import SERVICE
@@ -47,6 +49,25 @@ def test_a_report_is_bounded(tmp_path: Path) -> None:
         body["services"] = [{"service": "web", "window_s": 1.0, "arrived": 1}]
         assert web.post("/v1/gateway/report", json=body, headers=TOKEN).json() == {"accepted": True}
         assert web.post("/v1/gateway/report", json=body, headers=TOKEN).json() == {"accepted": False}
+
+
+def test_the_page_s_requests_have_keys_of_their_own(tmp_path: Path) -> None:
+    vault = SecretVault(tmp_path / "key")
+    assert page_key(vault, "ann") == page_key(SecretVault(tmp_path / "key"), "ann") != page_key(vault, "bob")
+    with server_in(tmp_path, "t") as web:
+        owner = "amy"
+        for user, role in ((owner, "member"), ("vic", "viewer"), ("gus", "gateway")):
+            assert web.post("/v1/tokens", json={"user": user, "role": role}, headers=TOKEN).status_code == 200
+        other = open_store(sqlite_url(tmp_path / "p.db"))
+        other.services.add(service(user=owner))
+        other.engine.dispose()
+        keys = web.get("/v1/gateway/routes", headers=TOKEN).json()["table"]["keys"]
+        found = keys[token_digest(page_key(vault, owner))]
+        assert found["user"] == owner and found["services"] == ["web"] and not found.get("admin")
+        assert not {token_digest(page_key(vault, user)) for user in ("vic", "gus")} & set(keys)
+        assert web.get("/v1/info", headers={"Authorization": f"Bearer {page_key(vault, owner)}"}).status_code == 401
+        asked = {"model": "m", "prompt": "x"}
+        assert web.post("/v1/services/web/chat", json=asked, headers=TOKEN).status_code == 409  # it serves no model
 
 
 def test_keys_open_what_their_owner_may_use_and_are_counted_by_themselves(tmp_path: Path) -> None:

@@ -127,3 +127,21 @@ def autoscale(
     if now - since >= scaling.down_delay_s:
         return ScalingMemory(target=most)
     return ScalingMemory(target=current, below_since=since, below_most=most)
+
+
+def explain(scaling: Scaling, load: LoadView | None, old: int, new: int, types: Sequence[str | None] = ()) -> str:
+    """Why the target moved, for people."""
+    count = f"wants {new} replica{'' if new == 1 else 's'} in place of {old}"
+    low, high = scaling.min_replicas, scaling.max_replicas
+    if not low <= old <= high or load is None or low >= high:
+        return f"{count}: the range is {low} to {high}" if low < high else f"{count}: as set"
+    if load.waiting and old == 0:
+        return f"{count}: {load.waiting} request{'' if load.waiting == 1 else 's'} waiting"
+    if load.rps == 0 and load.concurrency == 0:
+        return f"{count}: no requests for {scaling.down_delay_s} s"
+    if scaling.metric == "rps":
+        return f"{count}: {load.rps:.3g} requests/s, target {_qps_of_one(scaling, types) or 0:g} for each replica"
+    if scaling.metric == "concurrency":
+        return f"{count}: {load.concurrency:.3g} requests at once, target {scaling.target or 0:g} for each replica"
+    measured, what = (load.queue_s, "queue time") if scaling.metric == "queue_time" else (load.ttft_s, "TTFT")
+    return f"{count}: {what} {measured:.3g} s (90th percentile), target {scaling.target or 0:g} s"

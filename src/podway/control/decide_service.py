@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from podway.control.autoscale import LoadView, autoscale, clamp
+from podway.control.autoscale import LoadView, autoscale, clamp, explain
 from podway.control.replica_states import ReplicaSeen, advance, end
 from podway.control.service_records import (
     LEAVING,
@@ -43,6 +43,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     service: Service
     replicas: tuple[Replica, ...]
     create: tuple[NewReplica, ...] = ()
+    scaled: str = ""  # where the autoscaler moved the target: why
     wait_s: float = 5.0
 
 
@@ -59,12 +60,16 @@ def decide_service(
     if service.goal == "gone":
         return _towards_gone(service, moved, now)
     types = [_type_of(seen.get(one.number)) for one in moved]
-    service = _replace(service, memory=autoscale(service.memory, service.spec.scaling, load, now, types))
+    scaling, before = service.spec.scaling, service.memory.target
+    service = _replace(service, memory=autoscale(service.memory, scaling, load, now, types))
+    target = service.memory.target
+    scaled = explain(scaling, load, before, target, types) if target != before else ""
     moved = _retire(service, moved, now)
     create = () if _paused(service, now) else _missing(service, moved)
     state, reason = _state(service, moved)
     service = _replace(service, state=state, reason=reason)
-    return Decision(service=service, replicas=tuple(moved), create=create, wait_s=_pace(service, moved, create, now))
+    wait_s = _pace(service, moved, create, now)
+    return Decision(service=service, replicas=tuple(moved), create=create, scaled=scaled, wait_s=wait_s)
 
 
 def _advanced(service: Service, replica: Replica, seen: ReplicaSeen, now: float) -> Replica:

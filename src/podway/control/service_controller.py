@@ -131,12 +131,12 @@ class ServiceController:
                 )
         new_service = decision.service
         if new_service != service:
-            text = ""
+            texts = [decision.scaled] if decision.scaled else []
             if new_service.state is not service.state:
-                text = f"is {new_service.state.value}" + (f": {new_service.reason}" if new_service.reason else "")
-            elif new_service.memory.target != service.memory.target:
-                text = f"wants {new_service.memory.target} replicas"
-            await asyncio.to_thread(self.rows.save, new_service, owner=self.parts.owner, text=text)
+                texts.append(
+                    f"is {new_service.state.value}" + (f": {new_service.reason}" if new_service.reason else "")
+                )
+            await asyncio.to_thread(self.rows.save, new_service, owner=self.parts.owner, text="; ".join(texts))
         crash.point("service.decided")
 
     async def _create(self, service: Service, new: NewReplica) -> None:

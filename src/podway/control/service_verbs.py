@@ -186,7 +186,9 @@ class ServiceControl:
                 )
             return service_changes.roll_to(row, max(before))
 
-        return self._change(self.find(name, live=True), "rolls back", change)
+        return self._change(
+            self.find(name, live=True), "rolls back" if number is None else f"rolls to revision {number}", change
+        )
 
     def down(self, name: str) -> Service:
         """End the service and delete all its replicas."""

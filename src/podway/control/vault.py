@@ -4,6 +4,9 @@ A job's secret values must survive a restart of the server, and must not be on i
 that only the server's user can read (mode 0600, or PODWAY_SECRET_KEY for a team's servers, which share a database).
 """
 
+import base64
+import hashlib
+import hmac
 import os
 from pathlib import Path
 
@@ -19,12 +22,18 @@ class SecretVault:
 
     def __init__(self, key_file: Path) -> None:
         key = os.environ.get("PODWAY_SECRET_KEY", "").encode() or _key(key_file)
+        self._key = key.strip()
         try:
             self._fernet = Fernet(key)
         except ValueError:
             raise UserError(
                 "the secret key is not a Fernet key", f"check PODWAY_SECRET_KEY or remove {key_file}"
             ) from None
+
+    def derive(self, purpose: str) -> str:
+        """A secret for one purpose, the same on every server that has the key."""
+        found = hmac.new(self._key, purpose.encode("utf-8", "surrogateescape"), hashlib.sha256).digest()
+        return base64.urlsafe_b64encode(found).decode().rstrip("=")
 
     def seal(self, values: dict[str, str]) -> bytes:
         """Encrypted; empty for no secrets."""

@@ -102,19 +102,19 @@ class UsageReader:
     @property
     def completion(self) -> int:
         """Tokens of the answer: as it says, else an event for each and one for the end."""
-        told = self._told()
-        return told.completion if told is not None else max(0, self._events - 1)
+        reported = self._reported()
+        return reported.completion if reported is not None else max(0, self._events - 1)
 
     def usage(self, question: Question) -> TokenUsage:
         """What the answer took."""
-        told = self._told()
-        if told is not None:
-            return told
+        reported = self._reported()
+        if reported is not None:
+            return reported
         if not self._streamed:
             return TokenUsage(exact=False)
         return TokenUsage(prompt=len(question.beginning) // BYTES_PER_TOKEN, completion=self.completion, exact=False)
 
-    def _told(self) -> TokenUsage | None:
+    def _reported(self) -> TokenUsage | None:
         found = _USAGE.findall(self._tail)
         for text in reversed(found):
             try:

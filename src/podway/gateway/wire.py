@@ -73,7 +73,7 @@ def request_head(
     """The head sent to a replica; `length` None: the body comes in chunks."""
     dropped = _dropped(headers) | _OURS
     if not authorization:
-        dropped |= {b"authorization"}  # the caller's key opens the gateway: it is not for a job to see
+        dropped |= {b"authorization", b"x-api-key"}  # the caller's key opens the gateway: it is not for a job to see
     lines = [method + b" " + target + b" HTTP/1.1"]
     lines += [key + b": " + value for key, value in headers if key not in dropped]
     lines.append(b"x-forwarded-for: " + client.encode())

@@ -12,6 +12,7 @@ from podway.control.usage_costs import usage_costs
 from podway.errors import ProviderError, UserError
 from podway.gateway.report import GatewayReport
 from podway.gateway.table import RouteTable
+from podway.server.gateway_chat import page_keys
 from podway.server.people_routes import checked_name
 from podway.server.routing import ApiCall
 from podway.server.service_api import (
@@ -35,9 +36,9 @@ def _table(call: ApiCall) -> RouteTable:
     rows = store.services
     keys = [key for key in store.gateway_keys.all() if key.expires is None or key.expires > now]
     owned = [(key, tokens.owner(key.user)) for key in keys]
-    table = route_table(
-        rows.live(), rows.open_replicas(), tokens.holders(), gateway_keys=owned, ssh=lambda one: _ssh(call, one)
-    )
+    holders = tokens.holders()
+    holders += page_keys(call.services.control.vault, [caller for _, caller in holders])
+    table = route_table(rows.live(), rows.open_replicas(), holders, gateway_keys=owned, ssh=lambda one: _ssh(call, one))
     day, spent = time.strftime("%Y-%m-%d", time.gmtime(now)), dict[str, int]()
     limited = {key.user for key in table.keys.values() if key.tokens_per_day is not None}
     for used in rows.usage(day) if limited else ():

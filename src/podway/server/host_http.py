@@ -51,7 +51,9 @@ class _ResponseParts:
         self.ended = True
 
 
-async def exchange(connect: Connect, method: str, path: str, body: bytes = b"") -> HostResponse:
+async def exchange(
+    connect: Connect, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+) -> HostResponse:
     """Send a request; the answer once its head is there. UserError: nothing listens there, or it speaks no HTTP."""
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -61,8 +63,9 @@ async def exchange(connect: Connect, method: str, path: str, body: bytes = b"") 
         raise UserError(
             f"nothing answers there yet: {reason}", "wait until the job says it is ready", status=503
         ) from None
+    more = "".join(f"{name}: {value}\r\n" for name, value in {"host": "podway", **(headers or {})}.items())
     head = (
-        f"{method} {path} HTTP/1.1\r\nhost: podway\r\nconnection: close\r\naccept-encoding: identity\r\n"
+        f"{method} {path} HTTP/1.1\r\n{more}connection: close\r\naccept-encoding: identity\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
     parts = _ResponseParts()

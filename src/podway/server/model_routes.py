@@ -17,7 +17,7 @@ from podway.errors import UserError
 from podway.hosts.link import Connect
 from podway.providers import SupportsPorts
 from podway.server import page_api
-from podway.server.host_http import exchange
+from podway.server.host_http import HostResponse, exchange
 from podway.server.routing import ApiCall
 
 PORT = 8000
@@ -92,14 +92,22 @@ async def models(call: ApiCall) -> page_api.ServedModelsReply:
 
 async def chat(call: ApiCall) -> Response:
     """A completion of a conversation or of a text, streamed as server-sent events."""
-    body: page_api.ChatBody = call.body
+    path, sent = completion_request(call.body)
     connect = await call.in_thread(lambda: _connect(call))
+    return await relay(await exchange(connect, "POST", path, msgspec.json.encode(sent)))
+
+
+def completion_request(body: page_api.ChatBody) -> tuple[str, dict[str, object]]:
+    """The path and body of the streamed completion that is asked of a model."""
     sent = {name: value for name, value in msgspec.to_builtins(body).items() if value is not None}
     if (body.messages is None) == (body.prompt is None):
         raise UserError("a request has messages or a prompt", "give one of the two")
     path = "/v1/completions" if body.messages is None else "/v1/chat/completions"
-    sent |= {"stream": True, "stream_options": {"include_usage": True}}
-    answer = await exchange(connect, "POST", path, msgspec.json.encode(sent))
+    return path, sent | {"stream": True, "stream_options": {"include_usage": True}}
+
+
+async def relay(answer: HostResponse) -> Response:
+    """A model's answer passed on; UserError where it refuses."""
     if answer.status != OK:
         raise _refusal(answer.status, await answer.whole())
     return StreamingResponse(_events(answer.body), media_type="text/event-stream", headers=_HEADERS)

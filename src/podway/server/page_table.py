@@ -1,6 +1,6 @@
 """The routes that the page needs beside those of the command line: rows of the same table (`routes.py`)."""
 
-from podway.server import model_routes, page_api, page_routes, training_routes
+from podway.server import gateway_chat, model_routes, page_api, page_routes, training_routes
 from podway.server.routing import Route, Stream
 
 _J = "/v1/clusters/{cluster}/jobs/{job}"
@@ -184,6 +184,15 @@ PAGE_ROUTES: tuple[Route, ...] = (
         function=model_routes.chat,
         access="use",
         summary="Chat with a model that a job serves",
+        body=page_api.ChatBody,
+        reply=Stream(media_type="text/event-stream"),
+    ),
+    Route(
+        method="POST",
+        path="/v1/services/{service}/chat",
+        function=gateway_chat.chat,
+        access="use",
+        summary="Chat with a service's model, through its gateway",
         body=page_api.ChatBody,
         reply=Stream(media_type="text/event-stream"),
     ),

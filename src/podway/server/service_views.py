@@ -9,6 +9,7 @@ from podway.control.decide_service import MOST_FAILURES
 from podway.control.records import Cluster
 from podway.control.route_table import direct_address
 from podway.control.service_records import Replica, Service
+from podway.control.service_store import ServiceRows
 from podway.control.service_verbs import ServicePreview
 from podway.control.store import Store
 from podway.server import views
@@ -28,7 +29,7 @@ def service_view(store: Store, service: Service, *, ended: bool = False) -> Serv
     """With its open replicas, or (`ended`) all that are remembered."""
     rows, now = store.services, time.time()
     replicas = [_replica_view(store, one) for one in rows.replicas(service.id, open_only=not ended)]
-    gateway = next((one.url for one in rows.gateways() if one.url and now - one.seen < RECENT_S), None)
+    gateway = live_gateway(rows)
     path = f"/services/{service.name}/"
     load = summarize(rows.loads(service.name, now - RATE_S), now, RATE_S)
     spec = service.spec
@@ -60,6 +61,12 @@ def service_view(store: Store, service: Service, *, ended: bool = False) -> Serv
         hourly_cost=_total(one.hourly_cost for one in replicas if one.ended is None),
         cost=_total(one.cost for one in replicas),
     )
+
+
+def live_gateway(rows: ServiceRows) -> str | None:
+    """Where a gateway that has reported lately listens."""
+    now = time.time()
+    return next((one.url for one in rows.gateways() if one.url and now - one.seen < RECENT_S), None)
 
 
 def _total(parts: Iterable[float | None]) -> float | None:

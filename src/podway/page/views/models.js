@@ -20,9 +20,27 @@ export function chatBody(model, system, messages, parameters, plain = false) {
   return body;
 }
 
-const python = (base, body) => `from openai import OpenAI
+// Pure: what can be talked to: the models of services, through their gateway, and jobs that serve one. Of two services with one model
+// the newest answers for it.
+export function sources(services, served) {
+  const newest = new Map();
+  for (const one of services) if (one.model && one.state !== "GONE" && one.state !== "SHUTTING_DOWN") newest.set(one.model, one);
+  const models = [...newest.values()].map((one) => ({
+    key: `service ${one.name}`, label: `${one.model} (service ${one.name})`, path: `/v1/services/${encodeURIComponent(one.name)}`,
+    known: { models: [one.model], ready: one.state === "READY" || one.min_replicas === 0, note: one.state.replaceAll("_", " ").toLowerCase() },
+    base: one.url ? `${one.url.slice(0, -one.path.length)}/v1` : "http://GATEWAY/v1", secret: one.auth,
+    where: one.url ? `The address is the gateway's${one.auth ? "; podway gateway keys create NAME makes a key for it" : ""}.` : "No gateway reports to this server: put in the address of yours.",
+  }));
+  const jobs = served.map((one) => ({
+    key: `${one.cluster}/${one.job}`, label: `${one.name || "job"} (${one.cluster}/${one.job})`, path: `/v1/clusters/${encodeURIComponent(one.cluster)}/jobs/${one.job}`,
+    known: null, base: one.url, secret: false, where: `The address is the one on the first host of ${one.cluster}.`,
+  }));
+  return [...models, ...jobs];
+}
 
-client = OpenAI(base_url="${base}", api_key="none")
+const python = (base, body, secret) => `${secret ? "import os\n\n" : ""}from openai import OpenAI
+
+client = OpenAI(base_url="${base}", api_key=${secret ? 'os.environ["GATEWAY_KEY"]' : '"none"'})
 reply = client.${body.prompt === undefined ? "chat.completions" : "completions"}.create(
     model=${JSON.stringify(body.model)},
     ${body.prompt === undefined ? `messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")}` : `prompt=${JSON.stringify(body.prompt)}`},
@@ -31,22 +49,24 @@ ${PARAMETERS.filter(({ name }) => name in body).map(({ name }) => `    ${name}=$
 for chunk in reply:
     print(${body.prompt === undefined ? 'chunk.choices[0].delta.content or ""' : "chunk.choices[0].text"}, end="", flush=True)
 `;
-const curl = (base, body) => `curl ${base}/${body.prompt === undefined ? "chat/" : ""}completions -H 'content-type: application/json' -d '${JSON.stringify(body, null, 2).replaceAll("'", "'\\''")}'`;
+const curl = (base, body, secret) => `curl ${base}/${body.prompt === undefined ? "chat/" : ""}completions${secret ? ' -H "authorization: Bearer $GATEWAY_KEY"' : ""} -H 'content-type: application/json' -d '${JSON.stringify(body, null, 2).replaceAll("'", "'\\''")}'`;
 
 export function Models({ session }) {
   useTitle("Models");
-  const all = useApi("/v1/served");
-  return html`<${Loaded} from=${all}>${(value) => (value.served.length ? html`<${Playground} served=${value.served} session=${session} />`
-    : html`<div class="heading"><h1>Models</h1></div><${Card}><${Empty} title="No model is being served"><p>A job that runs <code>podway serve</code> shows here as soon as it runs. A tiny model with random weights, on a simulated slice:</p>
-      <${Code}>podway launch -d -c chat examples/serve-llama2-7b.yaml</${Code}></${Empty}></${Card}>`)}</${Loaded}>`;
+  const jobs = useApi("/v1/served");
+  const services = useApi("/v1/services");
+  return html`<${Loaded} from=${services.value === undefined ? services : jobs}>${(value) => {
+    const found = sources(services.value.services, value.served);
+    return found.length ? html`<${Playground} served=${found} session=${session} />`
+      : html`<div class="heading"><h1>Models</h1></div><${Card}><${Empty} title="No model is being served"><p>A job that runs <code>podway serve</code> shows here as soon as it runs, and so does a service with a model. A tiny model with random weights, on a simulated slice:</p>
+      <${Code}>podway launch -d -c chat --infra local --tpus v6e-1 'podway serve tiny-llama3 --random --port 8000'</${Code}></${Empty}></${Card}>`;
+  }}</${Loaded}>`;
 }
 
 const READY_S = 3; // between two looks at a model that is not ready yet
-const pathOf = (one) => `/v1/clusters/${encodeURIComponent(one.cluster)}/jobs/${one.job}`;
-const keyOf = (one) => `${one.cluster}/${one.job}`;
 
 function Playground({ served, session }) {
-  const [sides, setSides] = useState([keyOf(served[0])]);
+  const [sides, setSides] = useState([served[0].key]);
   const [system, setSystem] = useState("");
   const [plain, setPlain] = useState(false);
   const [parameters, setParameters] = useState(Object.fromEntries(PARAMETERS.map((one) => [one.name, one.value])));
@@ -55,7 +75,7 @@ function Playground({ served, session }) {
   const [cleared, setCleared] = useState(0);
   const [busy, setBusy] = useState({});
   const [models, setModels] = useState({});
-  const chosen = sides.map((key) => served.find((one) => keyOf(one) === key) || served[0]);
+  const chosen = sides.map((key) => served.find((one) => one.key === key) || served[0]);
   const able = chosen.every((_, index) => models[index]);
   const working = Object.values(busy).some(Boolean);
   const send = (event) => {
@@ -69,7 +89,7 @@ function Playground({ served, session }) {
   return html`
     <div class="heading"><h1>Models</h1><div class="buttons">
       <div class="tabs" role="group" aria-label="Mode">${[[false, "Chat"], [true, "Continue a text"]].map(([value, label]) => html`<button key=${label} aria-pressed=${String(plain === value)} onClick=${() => setPlain(value)} disabled=${working}>${label}</button>`)}</div>
-      <button onClick=${() => setSides(sides.length === 1 ? [sides[0], keyOf(served[Math.min(1, served.length - 1)])] : sides.slice(0, 1))}>${sides.length === 1 ? "Compare two" : "Show one"}</button>
+      <button onClick=${() => setSides(sides.length === 1 ? [sides[0], served[Math.min(1, served.length - 1)].key] : sides.slice(0, 1))}>${sides.length === 1 ? "Compare two" : "Show one"}</button>
       <button onClick=${() => { setCleared(cleared + 1); setSent(null); }} disabled=${working || !sent}>Clear</button></div></div>
     <div class="chat-layout"><div class="chat-main">
       <div class=${`sides n${chosen.length}`}>${chosen.map((one, index) => html`<${Side} key=${`${index} ${cleared}`} index=${index} one=${one} served=${served} sent=${sent} system=${system} parameters=${parameters} plain=${plain}
@@ -84,16 +104,16 @@ function Playground({ served, session }) {
         <label>System prompt<textarea rows="3" value=${system} placeholder=${plain ? "not used for a text" : "none"} disabled=${plain} onInput=${(event) => setSystem(event.target.value)}></textarea></label>
         ${PARAMETERS.map((one) => html`<label key=${one.name}>${one.label}<input type="number" step=${one.step} min="0" value=${parameters[one.name]} onInput=${(event) => setParameters({ ...parameters, [one.name]: event.target.value })} /><small>${one.hint}</small></label>`)}
       </div></${Card}>
-      <${Samples} base=${chosen[0].url} body=${body} one=${chosen[0]} />
+      <${Samples} body=${body} one=${chosen[0]} />
     </div></div>`;
 }
 
-function Samples({ base, body, one }) {
+function Samples({ body, one }) {
   const [kind, setKind] = useState("Python");
   return html`<${Card} title="The same in code"><div class="tabs" role="group" aria-label="Language">${["Python", "curl"].map((name) => html`
       <button key=${name} aria-pressed=${String(name === kind)} onClick=${() => setKind(name)}>${name}</button>`)}</div>
-    <${Code} block=${true}>${kind === "Python" ? python(base, body) : curl(base, body)}</${Code}>
-    <p class="muted small">The address is the one on the first host of <b>${one.cluster}</b>.</p></${Card}>`;
+    <${Code} block=${true}>${(kind === "Python" ? python : curl)(one.base, body, one.secret)}</${Code}>
+    <p class="muted small">${one.where}</p></${Card}>`;
 }
 
 // One model's side of the conversation.
@@ -102,7 +122,8 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
   const [error, setError] = useState(null);
   const [model, setModel] = useState("");
   const [waiting, setWaiting] = useState(true);
-  const found = useApi(`${pathOf(one)}/models`, waiting ? READY_S : 0);
+  const told = useApi(one.known ? null : `${one.path}/models`, waiting ? READY_S : 0);
+  const found = one.known ? { value: one.known, error: null } : told;
   const stop = useRef(null);
   const end = useRef(null);
   const before = useRef(sent ? sent.number : 0); // asked before this side was there
@@ -136,7 +157,7 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
     draw();
     try {
       const messages = asked.filter((message) => !message.failed).map(({ role, content }) => ({ role, content }));
-      await events(`${pathOf(one)}/chat`, chatBody(name, system, messages, parameters, plain), stop.current.signal, (event) => {
+      await events(`${one.path}/chat`, chatBody(name, system, messages, parameters, plain), stop.current.signal, (event) => {
         if (event.error) throw new ApiError(502, event.error.message || "The model failed.", "");
         const choice = (event.choices && event.choices[0]) || {};
         const piece = choice.text || (choice.delta && choice.delta.content);
@@ -163,8 +184,8 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
 
   const busy = talk.length > 0 && talk[talk.length - 1].ended === null;
   return html`<${Card}>
-    <header class="side-head"><label><span class="visually-hidden">Model ${index + 1}</span><select value=${keyOf(one)} onChange=${(event) => choose(event.target.value)}>
-      ${served.map((other) => html`<option key=${keyOf(other)} value=${keyOf(other)}>${other.name || "job"} (${keyOf(other)})</option>`)}</select></label>
+    <header class="side-head"><label><span class="visually-hidden">Model ${index + 1}</span><select value=${one.key} onChange=${(event) => choose(event.target.value)}>
+      ${served.map((other) => html`<option key=${other.key} value=${other.key}>${other.label}</option>`)}</select></label>
       ${names.length > 1 ? html`<label><span class="visually-hidden">Name</span><select value=${name} onChange=${(event) => setModel(event.target.value)}>${names.map((other) => html`<option key=${other} value=${other}>${other}</option>`)}</select></label>` : html`<span class="muted">${name}</span>`}
       ${ready ? null : html`<span class="state busy">${found.value ? found.value.note : "asking"}</span>`}
       ${busy ? html`<button onClick=${() => stop.current.abort()}>Stop</button>` : null}</header>

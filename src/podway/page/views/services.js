@@ -61,7 +61,7 @@ export function ServiceView({ name, session }) {
       <${Figure} label="Cost now" value=${`${dollars(one.hourly_cost)}/h`} note=${`${dollars(one.cost)} so far`} />
     </div>
     <${Card} title="Address">${one.url ? html`<${Code}>${one.url}</${Code}>` : html`<p class="muted">No gateway reports here: the service has the path <code>${one.path}</code> at any.</p>`}
-      ${one.model ? html`<p class="muted small">Or as the model <b>${one.model}</b> of the gateway's OpenAI API${one.auth ? ", with a key" : ""}.</p><${Link} class="button" to="/models">Talk to its replicas</${Link}>` : null}</${Card}>
+      ${one.model ? html`<p class="muted small">Or as the model <b>${one.model}</b> of the gateway's OpenAI API${one.auth ? ", with a key" : ""}.</p><${Link} class="button" to="/models">Talk to it</${Link}>` : null}</${Card}>
     <div class="heading"><h2>Load</h2><div class="tabs" role="group" aria-label="Time">${Object.keys(SPANS).map((label) => html`<button key=${label} aria-pressed=${String(label === span)} onClick=${() => setSpan(label)}>${label}</button>`)}</div></div>
     <${Load} points=${points} />
     <${Card} title="Replicas"><${Table} caption="Replicas" rows=${one.replicas.map((replica) => ({ ...replica, key: replica.number }))} columns=${[
@@ -79,7 +79,7 @@ export function ServiceView({ name, session }) {
         { title: "Revision", cell: (revision) => html`${revision.number} ${revision.number === one.revision ? html`<span class="state good">current</span>` : revision.number === one.canary ? html`<span class="state warn">canary</span>` : null}` },
         { title: "By", cell: (revision) => revision.user },
         { title: "Made", cell: (revision) => html`<span title=${clock(revision.created)}>${ago(revision.created, now)}</span>` },
-        { title: "", cell: (revision) => (may && open && revision.number !== one.revision ? html`<${Action} label="Roll back" question=${`Bring every replica of ${one.name} back to revision ${revision.number}, one after the other?`} act=${act("POST", `${path}/rollback`, { revision: revision.number })} />` : null), numeric: true },
+        { title: "", cell: (revision) => (may && open && revision.number !== one.revision ? html`<${Action} label=${revision.number < one.revision ? "Roll back" : "Roll forward"} question=${`Bring every replica of ${one.name} to revision ${revision.number}, one after the other?`} act=${act("POST", `${path}/rollback`, { revision: revision.number })} />` : null), numeric: true },
       ]} /></${Card}>
       <${Card} title="What happened, and why"><${Loaded} from=${events}>${(value) => html`<ol class="timeline" tabindex="0" aria-label="History">${value.events.slice(-200).reverse().map((event) => html`
         <li key=${event.id} class=${`event-${event.kind}`}><time title=${clock(event.time)}>${new Date(event.time * 1000).toLocaleTimeString()}</time>${event.job ? html`<span class="muted">replica ${event.job}</span>` : null}<span>${event.text}</span></li>`)}</ol>`}</${Loaded}></${Card}>
