@@ -10,6 +10,7 @@ pushes chunks and says what time it is.
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import add
 from time import gmtime, strftime
 
 import msgspec
@@ -217,35 +218,52 @@ class Renderer:
         """Take items off `_out`, move the cursor past them and write them out. Tight, since every line comes here."""
         if self._tail:
             self._to_tail()
-        out, colour, timestamps = self._out, self.options.colour, self.options.timestamps
-        printed: list[str] = []
+        out = self._out
+        times: list[int] = []  # of each line; -1 for a note, which is written as it is
+        heads: list[str] = []
+        raws: list[bytes] = []
         current = ""
         for _ in range(min(most, len(out))):
             item = out.popleft()
             if isinstance(item, tuple):
                 time, rank, phase, end, raw = item
                 if phase != current:
-                    current, offsets, heads = phase, self.cursor.phase(phase), self._heads(phase)
+                    current, offsets, known = phase, self.cursor.phase(phase), self._heads(phase)
                 offsets[rank] = end
-                head = heads[rank] or self._head(rank, phase)
+                head = known[rank] or self._head(rank, phase)
             elif isinstance(item, list):
-                self._advance(item)
-                time, _, _, _, raw = item[0]
-                texts = [line[TEXT] for line in item]
-                differ = figures_differ(texts)
-                head = self._group_head(item, differ)
-                if differ and self.options.spread:
-                    raw += f" [{', '.join(spread(texts))}]".encode()
+                time, head, raw = self._group(item)
             else:
-                printed.append(item)
-                continue
-            text = raw.decode("utf-8", "replace")
-            if not text.isprintable():
-                text = display(raw, colour)
-            if self._mask:
-                text = self._mask(text)
-            printed.append(f"{self._clock(time)} {head}{text}" if timestamps else head + text)
-        return printed
+                time, head, raw = -1, item, b""
+            times.append(time)
+            heads.append(head)
+            raws.append(raw)
+        if self.options.timestamps:
+            heads = [
+                head if time < 0 else f"{self._clock(time)} {head}" for time, head in zip(times, heads, strict=True)
+            ]
+        return list(map(add, heads, self._texts(raws)))
+
+    def _group(self, lines: list[Line]) -> tuple[int, str, bytes]:
+        """Lines of several ranks as one: its time, prefix and text."""
+        self._advance(lines)
+        time, _, _, _, raw = lines[0]
+        texts = [line[TEXT] for line in lines]
+        differ = figures_differ(texts)
+        if differ and self.options.spread:
+            raw += f" [{', '.join(spread(texts))}]".encode()
+        return time, self._group_head(lines, differ), raw
+
+    def _texts(self, raws: list[bytes]) -> list[str]:
+        """What a terminal may show of these lines. Most can be shown as they are, which is seen for all at once."""
+        joined = b"\n".join(raws).decode("utf-8", "replace")
+        texts = joined.split("\n")
+        if not joined.replace("\n", "").isprintable():
+            colour = self.options.colour
+            texts = [
+                text if text.isprintable() else display(raw, colour) for text, raw in zip(texts, raws, strict=True)
+            ]
+        return [self._mask(text) for text in texts] if self._mask else texts
 
     def _advance(self, item: Shown) -> None:
         """Move the cursor past a line of one rank or of several."""
