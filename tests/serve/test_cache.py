@@ -112,7 +112,7 @@ def test_what_the_tpu_kernel_is_given(pattern: Pattern, queries: int) -> None:
         np.testing.assert_allclose(out[n], expected(pattern, q[n], k, v, n, start), atol=2e-6)
 
 
-@pytest.mark.parametrize(("blocks", "queries"), [(1, 1), (64, 1), (8, 32)])
+@pytest.mark.parametrize(("blocks", "queries"), [(1, 1), (64, 1), (8, 32), (1, 6)])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
 def test_the_nvidia_kernel_lowers_for_cuda(blocks: int, queries: int, dtype: object) -> None:
     """Shapes of Llama 3 8B; Triton code is made for it without a GPU."""

@@ -33,7 +33,7 @@ from podway.model.tokenizer import ModelTokenizer
 from podway.serve.build import Options, limits_for
 from podway.serve.cache_layout import default_backend
 from podway.serve.http import make_app
-from podway.serve.options import api_keys, check, parser
+from podway.serve.options import api_keys, check, draft_size, parser
 from podway.serve.replicas import Fleet
 from podway.serve.service import Service
 
@@ -191,7 +191,7 @@ def options_of(args: argparse.Namespace) -> Options:
     """The engine's part of the command line."""
     names = ("max_len", "max_seqs", "page", "pages", "prompt_tokens", "decode_steps", "dtype", "quantize", "kv",
              "memory_fraction")  # fmt: skip
-    return Options(**{name: getattr(args, name) for name in names})
+    return Options(speculate=draft_size(args), **{name: getattr(args, name) for name in names})
 
 
 def _listen(host: str, port: int) -> socket.socket:

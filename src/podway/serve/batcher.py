@@ -29,6 +29,7 @@ import msgspec
 from podway.errors import UserError
 from podway.serve.pages import PagePool, page_keys
 
+DRAFTED_TOKENS = 128  # of rows and their drafts in a step
 TOKENS_BESIDE = 1024  # of prompts, in a step in which many rows generate
 
 
@@ -43,6 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[int, ...]  # how many blocks the programs for prompts take, ascending
     rows: tuple[int, ...]  # how many rows the programs without prompts take, ascending; the last is `slots`
     steps: int  # tokens a row gets in one step at most
+    draft: int = 0  # tokens that are drafted after the last one of a row (`speculative.py`); 0: none
 
     @property
     def prompt_rows(self) -> int | None:
@@ -54,8 +56,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """How many rows the programs for prompts and rows take: idle rows cost as much as tokens of a prompt."""
         return tuple(sorted({min(64, self.slots), self.slots}))
 
+    def drafts(self, rows: int) -> bool:
+        """Whether the program of so many rows, without prompts, computes drafts: as long as they cost little more than reading
+        the weights does."""
+        return bool(self.draft) and rows * (1 + self.draft) <= DRAFTED_TOKENS
+
     def turns(self, rows: int) -> int:
-        """How many tokens a program of so many rows makes for each: fewer where a step takes long, so that prompts wait less."""
+        """How many tokens a program of so many rows makes for each: fewer where a step takes long, so that prompts wait less;
+        more where drafts make them quicker."""
+        if self.drafts(rows):
+            return 2 * self.steps
         return max(1, min(self.steps, 128 * self.steps // rows))
 
     def blocks_beside(self, rows: int) -> int:

@@ -44,6 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     pages: int | None = None
     prompt_tokens: int | None = None  # of prompts in one step at most
     decode_steps: int = 8
+    speculate: int = 0  # tokens that are drafted
     dtype: str | None = None
     quantize: str = "none"  # none or int8
     kv: KvDtype = "auto"
@@ -97,7 +98,7 @@ def limits_for(shape: ModelShape, options: Options, backend: Backend, page_count
     page = options.page or (16 if small else 64)
     return Limits(
         slots=slots, max_len=max_len, page=page, pages=page_count, block=block, blocks=blocks, rows=rows,
-        steps=options.decode_steps,
+        steps=options.decode_steps, draft=options.speculate,
     )  # fmt: skip
 
 

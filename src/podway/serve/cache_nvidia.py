@@ -5,8 +5,8 @@ S splits of the keys.
 
 Each program has the M rows of one block and one key/value head, and walks over its part of the block's pages with the
 running maximum and sum of flash attention. A block of a prompt fills the matrix units by itself. A row that generates is
-one token with R heads, bound by memory: its keys are split over S programs so that a small batch fills the chip too, and
-the parts are put together afterwards.
+one token with R heads (or a few, with a draft), bound by memory: its keys are split over S programs so that a small batch
+fills the chip too, and the parts are put together afterwards.
 """
 
 import functools
@@ -28,6 +28,7 @@ _LOG2E = log2(2.718281828459045)
 _MIN_TILE = 16  # rows of the smallest matrix product of the tensor cores
 _PROGRAMS = 132 * 4  # streaming multiprocessors of an H100 or H200 (NVIDIA data sheet), some programs on each
 _MAX_SPLITS = 32
+_FEW_QUERIES = 16  # of a row with its draft; more than that is a prompt
 
 
 def attend(
@@ -46,7 +47,7 @@ def attend(
     tile = max(_MIN_TILE, 1 << (rows - 1).bit_length())
     q = q_NQHK.reshape(N, Q, G, H // G, K).swapaxes(1, 2).reshape(N, G, rows, K)
     q = jnp.pad(q, ((0, 0), (0, 0), (0, tile - rows), (0, 0)))
-    splits = _splits(N * G, tables_NP.shape[1]) if Q == 1 else 1
+    splits = _splits(N * G, tables_NP.shape[1]) if Q <= _FEW_QUERIES else 1
 
     whole = pl.BlockSpec((total, None, page, K), lambda n, g, s: (0, g, 0, 0))
     scales = [] if cache.k_scale is None else [cache.k_scale, cache.v_scale]

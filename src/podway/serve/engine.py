@@ -45,6 +45,7 @@ from podway.serve.programs import (
 from podway.serve.sampling import Sampled
 from podway.serve.sampling_params import SamplingParams
 from podway.serve.slot_inputs import empty_slot_inputs, is_plain, pack, slot_inputs, unpack
+from podway.serve.speculative import speculate
 
 SLOTS_PER_FILL = 8  # requests that one call of `fill_slots` takes
 Ints = npt.NDArray[np.int32]
@@ -78,16 +79,26 @@ class Prepared(NamedTuple):
 class InFlightStep:
     """A step under way. The tokens come first; what few ask for is copied only when it is read."""
 
-    def __init__(self, step: Step, sampled: Sampled, scores: Scores | None) -> None:
+    def __init__(self, step: Step, sampled: Sampled, extra: Scores | jax.Array | None) -> None:
         self.step = step
         self._sampled = sampled
-        self._scores = scores
+        self._scores = extra if isinstance(extra, Scores) else None
+        self._drafts = extra if isinstance(extra, jax.Array) else None
+        if self._drafts is not None:
+            self._drafts.copy_to_host_async()
         sampled.token.copy_to_host_async()
 
     def tokens(self) -> list[list[int]]:
         """The new tokens of each row; waits for the step."""
         by_row = np.asarray(self._sampled.token).T[: len(self.step.rows)].tolist()
         return [[token for token in row if token >= 0] for row in by_row]
+
+    def drafts(self) -> tuple[int, int, int]:
+        """Rows that had a draft, tokens in the drafts, and tokens of them that were taken."""
+        if self._drafts is None:
+            return 0, 0, 0
+        drafts, proposed, accepted = np.asarray(self._drafts).tolist()
+        return drafts, proposed, accepted
 
     def logprobs(self) -> tuple[Floats, Ints, Floats]:
         """Of each token: (steps, rows), and ids and numbers of the alternatives (steps, rows, J)."""
@@ -266,8 +277,8 @@ class Engine:
         if not prepared.plain and inputs.mask_RU is None:
             inputs = inputs._replace(mask_RU=self._no_mask[step.row_bucket])
         program = (self._plain_programs if prepared.plain else self._programs)[step.row_bucket, step.block_bucket]
-        self._state, sampled, scores = program(self._tree, self._state, inputs)
-        return InFlightStep(step, sampled, scores)
+        self._state, sampled, extra = program(self._tree, self._state, inputs)
+        return InFlightStep(step, sampled, extra)
 
     def _describe(self, step: Step) -> tuple[Ints, Ints | None]:
         """Rows as (slot, where its last token comes out, whether that token is an input of its own), and blocks as
@@ -374,6 +385,10 @@ def lower_step(
         scoring=like((), np.bool_) if blocks and not plain else None,
         turns_R=None if blocks else like((rows,)),
     )
-    which = (plain_mixed if blocks else plain_decode) if plain else (mixed if blocks else decode)
+    which: Callable[..., tuple[State, Sampled, Scores | jax.Array | None]]
+    if not blocks and limits.drafts(rows):
+        which = partial(speculate, plain=plain)
+    else:
+        which = (plain_mixed if blocks else plain_decode) if plain else (mixed if blocks else decode)
     out = None if mesh is None else (_shardings(state), _whole(mesh), _whole(mesh))
     return jax.jit(partial(which, setup), donate_argnums=1, out_shardings=out).lower(tree, state, inputs)

@@ -97,6 +97,7 @@ class EngineLoop:
         self._arrived: dict[int, float] = {}
         self._last_token: dict[int, float] = {}
         self._scored: dict[int, list[TokenScore]] = {}
+        self._drafted = (metrics.drafts, metrics.draft_tokens, metrics.accepted_tokens)
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -209,6 +210,8 @@ class EngineLoop:
     def _read(self, flight: InFlightStep) -> None:
         tokens = flight.tokens()
         self._read_prompt_scores(flight)
+        for number, counted in zip(flight.drafts(), self._drafted, strict=True):
+            counted.inc(number)
         now = time.monotonic()
         for emitted in self.batcher.absorb(flight.step, tokens):
             request = emitted.request

@@ -95,6 +95,11 @@ class Metrics(Collector):
         self.request_seconds = Histogram("vllm:e2e_request_latency_seconds", "From arrival to the end")
         self.request_prompt = Histogram("vllm:request_prompt_tokens", "Tokens of the prompt of a request", _TOKENS)
         self.request_answer = Histogram("vllm:request_generation_tokens", "Tokens of the answer of a request", _TOKENS)
+        self.drafts = Number("vllm:spec_decode_num_drafts", counter, "Drafts of speculative decoding")
+        self.draft_tokens = Number("vllm:spec_decode_num_draft_tokens", counter, "Tokens in drafts")
+        self.accepted_tokens = Number(
+            "vllm:spec_decode_num_accepted_tokens", counter, "Tokens of drafts that were taken"
+        )
         self.steps = Number("podway_engine_steps", counter, "Steps of the engine, by kind", "kind")
 
     def _all(self) -> dict[str, Number | Histogram]:

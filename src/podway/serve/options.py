@@ -1,11 +1,14 @@
 """The command line of the server, shared by `podway serve` and `python -m podway.serve` (no jax)."""
 
 import argparse
+import json
 from pathlib import Path
 
 from podway.errors import UserError
 from podway.model.download import is_address
 from podway.serve.output_parser import TOOL_FORMATS
+
+MAX_DRAFT = 15
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,6 +46,11 @@ def parser() -> argparse.ArgumentParser:
     add("--pages", type=int, help="pages of the cache (default: what the memory holds)")
     add("--prompt-tokens", type=int, help="tokens of prompts in one step")
     add("--decode-steps", type=int, default=8, help="tokens of a request in one dispatch (default: 8)")
+    add(
+        "--speculate", type=int, metavar="N",
+        help="draft N tokens by what followed the last ones before, and take those that are right (default: 0, off)",
+    )  # fmt: skip
+    add("--speculative-config", metavar="JSON", help="the same as vLLM spells it, with method ngram")
     add("--dtype", help="bfloat16, float16 or float32 (default: bfloat16; float32 on a CPU)")
     add("--quantize", default="none", choices=["none", "int8"], help="weights (default: none)")
     add(
@@ -70,6 +78,7 @@ def check(args: argparse.Namespace) -> None:
     for name in ("tp", "replicas", "max_queue", "decode_steps"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name)}", "it must be at least 1")
+    draft_size(args)
     if (args.tls_cert is None) != (args.tls_key is None):
         raise UserError("--tls-cert and --tls-key belong together", "give both")
     for name in ("tls_cert", "tls_key"):
@@ -81,6 +90,32 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(f"--port is {args.port}", "a port lies between 0 and 65535")
     if not 0.05 <= args.memory_fraction <= 0.99:
         raise UserError(f"--memory-fraction is {args.memory_fraction}", "it must lie between 0.05 and 0.99")
+
+
+def draft_size(args: argparse.Namespace) -> int:
+    """Tokens that are drafted, by --speculate or by vLLM's --speculative-config."""
+    if args.speculative_config is None:
+        size, name = args.speculate or 0, "--speculate"
+    else:
+        size, name = _ngram_config(args.speculative_config), "num_speculative_tokens"
+        if args.speculate is not None:
+            raise UserError("--speculate and --speculative-config mean the same", "give one of them")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_DRAFT:
+        raise UserError(f"{name} is {str(size)[:40]}", f"it must lie between 0 and {MAX_DRAFT}")
+    return size
+
+
+def _ngram_config(text: str) -> object:
+    """`num_speculative_tokens` of the JSON. Which n-grams are looked for is not set: a draft costs nothing to try."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise UserError("--speculative-config is not a JSON object", 'such as {"method": "ngram", …}')
+    if (method := config.get("method", "ngram")) != "ngram":
+        raise UserError(f"--speculative-config: there is no method {str(method)[:40]!r} here", "use ngram")
+    return config.get("num_speculative_tokens")
 
 
 def api_keys(path: Path | None, environment: str | None) -> list[str]:

@@ -6,7 +6,7 @@ D d_model, V vocabulary, S positions, P pages in a table, U words of 32 bits ove
   fill_slots  puts requests into slots (their tokens so far and their sampling parameters)
   mixed       one step with prompts: T = R + N * Q tokens, first the rows' last tokens, then the blocks of prompts. Rows
               get a token; so do prompts that end here. With `Limits.prompt_rows` rows, T = N * Q: rows are ends of prompts
-  decode      up to `Limits.turns` steps of R rows in one dispatch; ends when all rows have
+  decode      up to `Limits.turns` steps of R rows in one dispatch; ends when all rows have (`speculative.py`: the same with drafts)
 
 Both steps run the same forward pass and choose tokens alike; they differ in which tokens go in. Each has a plain twin for
 steps of which every row wants just the most likely token. On NVIDIA the host waits at every condition and every turn of a
@@ -127,7 +127,7 @@ def mixed(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[Sta
 def plain_mixed(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[State, Sampled, None]:
     """The same for rows that want the most likely token and prompts that want no scores."""
     state, sampling, live_R, _, logits_RV = _mixed_logits(setup, tree, state, step)
-    state, token_R = _take(state, sampling, step.rows[0], live_R, _most_likely(logits_RV))
+    state, token_R = take_tokens(state, sampling, step.rows[0], live_R, most_likely(logits_RV))
     sampled = nothing_sampled(step.rows.shape[1])._replace(token=token_R)
     return state, jax.tree.map(lambda x: x[None], sampled), None
 
@@ -147,24 +147,24 @@ def _mixed_logits(
     block, table_ZP = setup.limits.block, step.table_ZP
     slot_R, index_R, own_R = step.rows
     slot_N, start_N, count_N = step.blocks
-    sampling = _rows_sampling(state, slot_R)
-    live_R = _live(state, sampling, slot_R)
+    sampling = rows_sampling(state, slot_R)
+    live_R = live_rows(state, sampling, slot_R)
     at_R = state.length_Z[slot_R] - 1
     at_NQ, real_NQ = _places(setup.limits, start_N, count_N)
-    tokens = _Tokens(
+    tokens = StepTokens(
         slot_T=jnp.repeat(slot_N, block),
         at_T=at_NQ.reshape(-1),
         real_T=real_NQ.reshape(-1),
-        sections=[_Section(table_ZP[slot_N], start_N, block)],
+        sections=[QuerySection(table_ZP[slot_N], start_N, block)],
     )
     if slot_R.shape[0] != setup.limits.prompt_rows:
-        tokens = _Tokens(
+        tokens = StepTokens(
             slot_T=jnp.concatenate([slot_R, tokens.slot_T]),
             at_T=jnp.concatenate([at_R, tokens.at_T]),
             real_T=jnp.concatenate([live_R & (own_R > 0), tokens.real_T]),
-            sections=[_Section(table_ZP[slot_R], at_R, 1), *tokens.sections],
+            sections=[QuerySection(table_ZP[slot_R], at_R, 1), *tokens.sections],
         )
-    hidden_TD, cache = _forward(setup, tree, state, tokens, table_ZP)
+    hidden_TD, cache = forward(setup, tree, state, tokens, table_ZP)
     logits_RV = decoder.logits(tree, hidden_TD[index_R], setup.shape, setup.compute)
     return state._replace(cache=cache), sampling, live_R, hidden_TD, logits_RV
 
@@ -173,15 +173,15 @@ def decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[St
     """`turns_R` tokens for the rows, or fewer where one ends (-1 from there on)."""
     slot_R, turns_R, mask_RU = step.rows[0], step.turns_R, step.mask_RU
     assert turns_R is not None and mask_RU is not None
-    sampling = _rows_sampling(state, slot_R)
+    sampling = rows_sampling(state, slot_R)
 
     def goes_on(loop: tuple[jax.Array, State, Sampled]) -> jax.Array:
         number, state, _ = loop
-        return (_live(state, sampling, slot_R) & (number < turns_R)).any()
+        return (live_rows(state, sampling, slot_R) & (number < turns_R)).any()
 
     def turn(loop: tuple[jax.Array, State, Sampled]) -> tuple[jax.Array, State, Sampled]:
         number, state, out = loop
-        live_R = _live(state, sampling, slot_R) & (number < turns_R)
+        live_R = live_rows(state, sampling, slot_R) & (number < turns_R)
         state, logits_RV = _decode_logits(setup, tree, state, slot_R, live_R, step.table_ZP)
         state, sampled = _choose(state, sampling, slot_R, live_R, logits_RV, mask_RU)
         return number + 1, state, jax.tree.map(lambda all, one: all.at[number].set(one), out, sampled)
@@ -196,13 +196,13 @@ def plain_decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tu
     """The same for rows that want the most likely token. It always makes all turns: those past `turns_R` change nothing."""
     slot_R, turns_R, most = step.rows[0], step.turns_R, setup.limits.turns(step.rows.shape[1])
     assert turns_R is not None
-    sampling = _rows_sampling(state, slot_R)
+    sampling = rows_sampling(state, slot_R)
 
     def turn(number: jax.Array, loop: tuple[State, jax.Array]) -> tuple[State, jax.Array]:
         state, out = loop
-        live_R = _live(state, sampling, slot_R) & (number < turns_R)
+        live_R = live_rows(state, sampling, slot_R) & (number < turns_R)
         state, logits_RV = _decode_logits(setup, tree, state, slot_R, live_R, step.table_ZP)
-        state, token_R = _take(state, sampling, slot_R, live_R, _most_likely(logits_RV))
+        state, token_R = take_tokens(state, sampling, slot_R, live_R, most_likely(logits_RV))
         return state, out.at[number].set(token_R)
 
     nothing = jax.tree.map(lambda a: jnp.broadcast_to(a, (most, *a.shape)), nothing_sampled(slot_R.shape[0]))
@@ -210,12 +210,12 @@ def plain_decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tu
     return state, nothing._replace(token=tokens), None
 
 
-def _rows_sampling(state: State, slot_R: jax.Array) -> SamplingState:
+def rows_sampling(state: State, slot_R: jax.Array) -> SamplingState:
     sampling: SamplingState = jax.tree.map(lambda a: a[slot_R], state.sampling)
     return sampling
 
 
-def _live(state: State, sampling: SamplingState, slot_R: jax.Array) -> jax.Array:
+def live_rows(state: State, sampling: SamplingState, slot_R: jax.Array) -> jax.Array:
     """Which rows go on."""
     open_R: jax.Array = ~state.done_Z[slot_R] & (state.length_Z[slot_R] < sampling.limit)
     return open_R
@@ -226,12 +226,12 @@ def _decode_logits(
 ) -> tuple[State, jax.Array]:
     """The rows' last tokens through the model."""
     at_R = state.length_Z[slot_R] - 1
-    tokens = _Tokens(slot_R, at_R, live_R, [_Section(table_ZP[slot_R], at_R, 1)])
-    hidden_RD, cache = _forward(setup, tree, state, tokens, table_ZP)
+    tokens = StepTokens(slot_R, at_R, live_R, [QuerySection(table_ZP[slot_R], at_R, 1)])
+    hidden_RD, cache = forward(setup, tree, state, tokens, table_ZP)
     return state._replace(cache=cache), decoder.logits(tree, hidden_RD, setup.shape, setup.compute)
 
 
-class _Section(NamedTuple):
+class QuerySection(NamedTuple):
     """Tokens that attention sees as blocks of equal size, and the pages and first position of each block."""
 
     tables_NP: jax.Array
@@ -239,19 +239,19 @@ class _Section(NamedTuple):
     queries: int  # of a block
 
 
-class _Tokens(NamedTuple):
+class StepTokens(NamedTuple):
     """The tokens of a step: of which slots, at which positions, which are not padding; cut into sections for attention."""
 
     slot_T: jax.Array
     at_T: jax.Array
     real_T: jax.Array
-    sections: list[_Section]
+    sections: list[QuerySection]
 
 
 Where = tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]  # cells of the tokens; tables and starts of the sections
 
 
-def _forward(setup: Setup, tree: Tree, state: State, tokens: _Tokens, table_ZP: jax.Array) -> tuple[jax.Array, Cache]:
+def forward(setup: Setup, tree: Tree, state: State, tokens: StepTokens, table_ZP: jax.Array) -> tuple[jax.Array, Cache]:
     """These tokens through all layers: (T, D) and the cache with their keys and values."""
     shape, plan, compute = setup.shape, setup.plan, setup.compute
     page_T = table_ZP[tokens.slot_T, tokens.at_T // plan.page]
@@ -312,16 +312,16 @@ def _choose(
     """The rows' next tokens, into their slots; -1 for rows that have ended."""
     logits_RV = constrain(logits_RV, (None, "vocab"), SERVE_RULES)
     sampled = sample(logits_RV, sampling, state.counts_ZV, slot_R, state.length_Z[slot_R], mask_RU)
-    state, token_R = _take(state, sampling, slot_R, live_R, sampled.token)
+    state, token_R = take_tokens(state, sampling, slot_R, live_R, sampled.token)
     return state, sampled._replace(token=token_R)
 
 
-def _most_likely(logits_RV: jax.Array) -> jax.Array:
+def most_likely(logits_RV: jax.Array) -> jax.Array:
     logits_RV = constrain(logits_RV, (None, "vocab"), SERVE_RULES)
     return jnp.argmax(logits_RV, axis=-1).astype(jnp.int32)
 
 
-def _take(
+def take_tokens(
     state: State, sampling: SamplingState, slot_R: jax.Array, live_R: jax.Array, token_R: jax.Array
 ) -> tuple[State, jax.Array]:
     """The chosen tokens into their slots, and which rows end with them; -1 for rows that had ended before."""
