@@ -1,7 +1,7 @@
 # ruff: noqa: E402 - the paths must be set before anything is imported
 """Measure the serving engine on one NVIDIA GPU, with a model of Llama 3 8B's shape and random bfloat16 weights.
 
-    python tools/h200_serve.py [--out DIR] [--seconds 380] [--parts hf,check,decode,prefill,mix,engine,http]
+    python tools/h200_serve.py [--out DIR] [--seconds 380] [--parts hf,check,int8,speculate,decode,prefill,mix,engine,http]
 
 Needs jax for CUDA, msgspec, and for `http` starlette, uvicorn, click and tokenizers. Packages that the machine lacks are looked
 for in .cache/h200-site, which is made on another machine and carried along:
@@ -14,6 +14,7 @@ the time does not allow are named and left out. `--tiny` runs all of it on a CPU
 
   check    kernels against the reference and tokens against the decoder without a cache, on this device (tools/h200_check.py)
   decode   decode only, 1k of context: fraction of the roofline (weights and cache read once at 4.3 TB/s, 989 TFLOP/s)
+  int8, speculate   engines of their own, before the others take the memory (tools/h200_engines.py)
   prefill  prompts of 1k and 4k tokens: model FLOPs utilisation
   engine   64 requests at a time through the batcher, 1k in, 1k out
   http     64 and 256 at a time over HTTP, 1k in, 1k out: the sizes and programs of `podway serve` and the client of
@@ -47,13 +48,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from h200_check import check, check_tokens
+from h200_engines import PEAK, decode_limit, decode_seconds, int8_part, random_tree, speculate_part
 
 from podway.model.decoder import Compute
 from podway.model.families import find_model
 from podway.model.layout import SERVE_RULES, MeshShape
-from podway.model.params import matrix_count, nest, params
+from podway.model.params import matrix_count
 from podway.model.shape import ModelShape
-from podway.serve.batcher import Batcher, Request, Row, Step
+from podway.serve.batcher import Batcher, Request
 from podway.serve.build import Options, budget, device_bytes, limits_for
 from podway.serve.cache_layout import Backend, Plan
 from podway.serve.engine import Engine
@@ -61,7 +63,7 @@ from podway.serve.weight_layout import fuse, unstack
 
 ENGINE: list[Engine] = []
 BACKEND: list[Backend] = ["nvidia"]
-BANDWIDTH, PEAK = 4.3e12, 989e12  # bytes/s and bf16 FLOP/s of an H200, as measured and as published
+ALONE = {"int8": int8_part, "speculate": speculate_part}  # with engines of their own: name them before the others
 TARGETS = {
     "decode 1": 0.80,
     "decode 16": 0.80,
@@ -100,19 +102,6 @@ class Report:
             print(f"| {row['part']} | {row.get('what', '')} | {shown} | {row.get('target', '')} |")
 
 
-def random_tree(shape: ModelShape) -> dict[str, object]:
-    """Weights with the variances of a fresh model, one parameter at a time."""
-    leaves = {}
-    for number, param in enumerate(params(shape)):
-        if param.init in ("ones", "zeros"):
-            leaves[param.name] = jnp.ones(param.dims, jnp.bfloat16)
-            continue
-        scale = (param.fan_in or shape.d_model) ** -0.5
-        draw = jax.jit(lambda key, p=param, s=scale: jax.random.normal(key, p.dims, jnp.bfloat16) * jnp.bfloat16(s))
-        leaves[param.name] = draw(jax.random.key(number)).block_until_ready()
-    return nest(leaves)
-
-
 def whole_engine(report: Report, shape: ModelShape, tree: object, tiny: bool) -> Engine:
     """The engine of `podway serve` on this machine, with its plain programs (all requests here are greedy)."""
     if not ENGINE:
@@ -132,43 +121,6 @@ def whole_engine(report: Report, shape: ModelShape, tree: object, tiny: bool) ->
         )  # fmt: skip
         ENGINE[0].warm()
     return ENGINE[0]
-
-
-def decode_seconds(engine: Engine, batch: int, context: int, rounds: int) -> tuple[float, float]:
-    """Seconds of one step at this batch and context, and the mean context; steps follow each other as in the server."""
-    limits = engine.limits
-    bucket = next(size for size in limits.rows if size >= batch)  # as the batcher chooses
-    turns = limits.turns(bucket)
-    rounds = rounds * limits.steps // turns
-    each = -(-(context + (rounds + 2) * turns) // limits.page)
-    requests = []
-    for number in range(batch):
-        request = Request(str(number), [number % 100 + 1] * context, (rounds + 2) * turns)
-        request.slot = number
-        request.pages = list(range(1 + number * each, 1 + (number + 1) * each))
-        requests.append(request)
-    rows = [Row(request, request.slot or 0, -1) for request in requests]
-
-    def step(seats: list[Request]) -> Step:
-        return Step(admitted=seats, rows=rows, pieces=[], steps=turns, row_bucket=bucket, block_bucket=0)
-
-    engine.dispatch(step(requests)).tokens()  # seats, and warms up
-    begun = time.perf_counter()
-    flights = [engine.dispatch(step([]))]
-    for _ in range(rounds - 1):
-        flights.append(engine.dispatch(step([])))
-        made = flights[-2].tokens()
-        assert all(len(row) == turns for row in made), "a row ended early"
-    flights[-1].tokens()
-    seconds = (time.perf_counter() - begun) / (rounds * turns)
-    return seconds, context + turns + rounds * turns / 2
-
-
-def decode_limit(shape: ModelShape, batch: int, context: float) -> float:
-    """The fewest seconds of a step: every weight and every key and value read once; or the matrix products, if slower."""
-    matrices = matrix_count(shape)
-    cached = 2 * shape.layers * shape.kv_heads * shape.d_head * 2 * context * batch
-    return max(2 * matrices / BANDWIDTH, 2 * matrices * batch / PEAK) + cached / BANDWIDTH
 
 
 def decode_part(report: Report, shape: ModelShape, tree: object, tiny: bool, note: str) -> None:
@@ -430,6 +382,10 @@ def main() -> int:
             if part == "check":
                 check(report.add, tiny)
                 check_tokens(report.add, tiny)
+                continue
+            if part in ALONE:
+                ALONE[part](report.add, shape, tiny)
+                gc.collect()
                 continue
             if tree is None:
                 tree = fuse(unstack(random_tree(shape), shape.layers))
