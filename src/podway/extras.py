@@ -20,7 +20,6 @@ EXTRAS = {
     "plot": ("matplotlib",),
     "ssh": ("asyncssh",),
     "gcp": ("google.cloud.tpu_v2", "google.auth", "google.cloud.storage", "asyncssh"),
-    "gke": ("kubernetes",),
     "sandbox": ("grpc", "google.cloud.tpu_v2", "google_crc32c"),
     "postgres": ("psycopg",),
 }

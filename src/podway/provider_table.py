@@ -72,7 +72,15 @@ _ROWS = (
             "STORAGE_EMULATOR_HOST",
         ),
     ),
-    ProviderRow(name="gke", opens="", aliases=("kubernetes", "k8s"), place="word"),
+    ProviderRow(
+        name="gke",
+        opens="podway.providers.gke.provider:open_provider",
+        configured="podway.providers.gke.settings:is_configured",
+        aliases=("kubernetes", "k8s"),
+        place="word",
+        capabilities=frozenset({"image", "disk", "forwarding"}),
+        variables=("KUBECONFIG",),
+    ),
     ProviderRow(
         name="local",
         opens="podway.providers.local.provider:open_provider",

@@ -90,8 +90,8 @@ def test_what_a_launch_refuses_is_said_before() -> None:
     task = Task(file_mounts=(FileMount(target="/data", source=LocalDir(path="/x")),))
     (line,) = forecast(task)
     assert line.startswith("on local: launch refuses it: file_mounts /data")
-    gke = Task(resources=(Resources(placement=Placement(provider="gke")),))
-    assert forecast(gke) == ("there is no provider 'gke' in this version: launch refuses it",)
+    gone = Task(resources=(Resources(placement=Placement(provider="nimbus")),))
+    assert forecast(gone) == ("there is no provider 'nimbus' in this version: launch refuses it",)
 
 
 @pytest.mark.parametrize("target", ["../x", "~/../x", "/a/../b", "~/./x"])

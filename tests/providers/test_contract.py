@@ -20,6 +20,13 @@ from podway.provider_table import provider_rows, row_of
 from podway.providers import Observation, OwnedResource, Provider, Request, SupportsListing, SupportsStop, open_provider
 from podway.providers.gcp.provider import GcpProvider
 from podway.sandbox.hosts import HostSet, make_hosts, pool_text, why_no_hosts
+from podway.sandbox.kubernetes.running import (
+    NodePool,
+    RunningKubernetes,
+    kubeconfig_text,
+    running_kubernetes,
+    why_no_namespaces,
+)
 from podway.sandbox.running import Running, running_sandbox
 from podway.task.task import Accelerator, Resources
 
@@ -84,6 +91,21 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKubernetes]:
+    """A small Kubernetes whose TPU nodes run pods as processes."""
+    why_not = why_no_namespaces()
+    if why_not:
+        pytest.skip(why_not)
+    pools = (
+        NodePool(name="v4", accelerator_type="v4-16"),
+        NodePool(name="v6e-0", accelerator_type="v6e-8"),
+        NodePool(name="v6e-1", accelerator_type="v6e-8"),
+    )
+    with running_kubernetes(tmp_path_factory.mktemp("kubernetes"), pools) as running:
+        yield running
+
+
 @pytest.fixture(params=sorted(provider_rows()))
 def provider(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
     if request.param == "gcp":
@@ -92,6 +114,8 @@ def provider(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         made = request.getfixturevalue("machines")
         (tmp_path / "ssh").mkdir()
         (tmp_path / "ssh" / "lab.yaml").write_text(pool_text(made, "v4-16", "v4-16", "v6e-8", more=LISTED))
+    if request.param == "gke":
+        monkeypatch.setenv("KUBECONFIG", str(request.getfixturevalue("kubernetes").kubeconfig))
     opened = open_provider(request.param, tmp_path)
     if isinstance(opened, GcpProvider):
         opened.pace_s = 0.1  # the pretend cloud counts no calls
@@ -148,6 +172,10 @@ def renderer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         (tmp_path / "ssh").mkdir()
         only = "  - {address: 192.0.2.200, accelerator: v6e-8}\n"
         (tmp_path / "ssh" / "lab.yaml").write_text("user: podway\nhosts:" + LISTED + only)
+    if request.param == "gke":
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        (tmp_path / "kubeconfig").write_text(kubeconfig_text("east", "http://127.0.0.1:9", "nobody is there"))
+        (tmp_path / "gke.yaml").write_text("owner: ab12cd34\nqueue: multislice-queue\npriority_class: medium\n")
     return open_provider(request.param, tmp_path)
 
 

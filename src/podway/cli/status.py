@@ -93,7 +93,10 @@ def page(clusters: list[ClusterView], now: float, verbose: bool = False) -> str:
             format_ago(cluster.created, now),
         )
         rows.append(row + (_more(cluster) if verbose else ()))
-    return table(HEADERS + (MORE_HEADERS if verbose else ()), rows)
+    waiting = [
+        f"{one.name} waits: {one.reason}" for one in clusters if one.state == "INIT" and one.reason and not verbose
+    ]
+    return "\n".join([table(HEADERS + (MORE_HEADERS if verbose else ()), rows), *waiting])
 
 
 def _more(cluster: ClusterView) -> tuple[object, ...]:

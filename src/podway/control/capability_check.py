@@ -23,7 +23,8 @@ class Remarks(msgspec.Struct, frozen=True, kw_only=True):
 
 def remarks(task: Task, capabilities: frozenset[str], *, simulated: bool, setup: bool = True) -> Remarks:
     """Judge a task against what a provider does, and against what Podway does for a job that brings no `setup`."""
-    refusal = _escape_refusal(task) or _bucket_refusal(task, capabilities) or _volume_refusal(task, capabilities)
+    refusal = _escape_refusal(task) or _bucket_refusal(task, capabilities, simulated)
+    refusal = refusal or _volume_refusal(task, capabilities)
     if refusal is None and simulated:
         refusal = _path_refusal(task)
     return Remarks(refusal=refusal, notes=tuple(_notes(task, capabilities, simulated, setup)))
@@ -56,13 +57,14 @@ def forecast(task: Task) -> tuple[str, ...]:
     return tuple(line if len(names) == len(rows) else f"on {', '.join(names)}: {line}" for line, names in said.items())
 
 
-def _bucket_refusal(task: Task, capabilities: frozenset[str]) -> UserError | None:
+def _bucket_refusal(task: Task, capabilities: frozenset[str], simulated: bool) -> UserError | None:
     """Mounts take a host of its own; copies come by way of the server, to any host."""
     for mount in task.file_mounts:
         source = mount.source
         if isinstance(source, Bucket) and source.mode != "COPY" and "buckets" not in capabilities:
+            why = "these hosts share this machine's root" if simulated else "its hosts may not mount anything"
             return UserError(
-                f"file_mounts {mount.target}: {source.uri} cannot be mounted here: these hosts share this machine's root",
+                f"file_mounts {mount.target}: {source.uri} cannot be mounted here: {why}",
                 "use mode: COPY, or a provider with hosts of their own (gcp, ssh)",
             )
     return None

@@ -134,6 +134,7 @@ class Controller:
                     await self._event(f"Starting {provisioning.describe(cluster.order)}", kind="progress")
                 await provider.submit(provider.render(cluster.name, cluster.order))
                 crash.point("provision.after-submit")
+                await self._tell_waiting(seen)
             case "start":
                 if self._last[1] == 0:
                     await self._event("Starting the hosts again", kind="progress")
@@ -387,6 +388,12 @@ class Controller:
             leases = await asyncio.to_thread(self.parts.store.leases)
             if not any(key == self.cluster_id and owner == self.parts.owner for key, owner, _ in leases):
                 raise
+
+    async def _tell_waiting(self, seen: Observation) -> None:
+        """Why the hosts are not there yet, whenever that has changed: in the events, and in the row for `status`."""
+        if seen.condition == "creating" and seen.reason and seen.reason != self.cluster.reason:
+            await self._event(f"Waiting: {seen.reason}", kind="progress")
+            await self._save("", msgspec.structs.replace(self.cluster, reason=seen.reason))
 
     async def _tell_error(self, error: Exception) -> None:
         """Once, not at every try."""

@@ -1,0 +1,1 @@
+"""TPU slices on Kubernetes: JobSets whose pods are the hosts."""

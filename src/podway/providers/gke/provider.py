@@ -1,0 +1,256 @@
+"""Slices on Kubernetes: a cluster is a JobSet whose pods run Podway's agent and stay until it is taken down.
+
+JobSet makes the pods, Kueue (where the settings name a queue) decides when, the scheduler where; Podway reads what they say. The
+agent of a pod is reached through the API server, by `exec`: nothing listens on a network, and whoever may not exec may not run jobs.
+
+    submit     create the ConfigMap and the JobSet, once
+    observe    the JobSet, its pods, Kueue's Workload and events, read in that order of importance (state.py)
+    stop       suspend the JobSet: its pods go, and their quota is free; what was on their disks goes with them
+    destroy    delete the JobSet, and when its pods are gone the rest
+"""
+
+import asyncio
+import contextlib
+from datetime import datetime
+from pathlib import Path
+
+from podway.errors import ProviderError, UserError
+from podway.hosts.link import AgentLink, Connect, Reader, Writer, needs_start
+from podway.order import Host, Order
+from podway.providers import Observation, Offer, OwnedResource, Request
+from podway.providers.gke.api import Conflict, Fields, KubernetesApi
+from podway.providers.gke.clusters import CONFIG_MAPS, JOBSETS, PODS, SECRETS, Clusters, Where
+from podway.providers.gke.manifests import (
+    ACCELERATOR,
+    CONTAINER,
+    JOB_INDEX,
+    JOBSET_NAME,
+    NAME,
+    OWNER,
+    JobSetContext,
+    object_name,
+)
+from podway.providers.gke.offers import find_offers
+from podway.providers.gke.render import HOME, render, with_agent
+from podway.providers.gke.state import condition_of, observation, worker_of
+from podway.providers.gke.streams import run_in_pod
+from podway.task.task import Resources
+
+_PATHS = {"ConfigMap": CONFIG_MAPS, "Secret": SECRETS, "JobSet": JOBSETS}
+_AGENT = f"{HOME}/.podway/agent.pyz"
+# Joins stdin and stdout to a port of the pod; in Python since that is in every image that runs an agent.
+_PORT = """\
+import os, select, socket, sys
+s = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10)
+s.settimeout(None)
+p = select.poll()
+p.register(0, select.POLLIN)
+p.register(s, select.POLLIN)
+while True:
+    for fd, _ in p.poll():
+        if fd == 0:
+            data = os.read(0, 65536)
+            if not data:
+                p.unregister(0)
+                s.shutdown(socket.SHUT_WR)
+            s.sendall(data)
+        else:
+            data = s.recv(65536)
+            if not data:
+                sys.exit()
+            os.write(1, data)
+"""
+_REPLACE = """\
+import os, sys
+path = sys.argv[1]
+data = sys.stdin.buffer.read(int(sys.argv[2]))
+with open(path + ".new", "wb") as file:
+    file.write(data)
+os.rename(path + ".new", path)
+print("replaced", flush=True)
+"""
+
+
+def open_provider(root: Path) -> "GkeProvider":
+    """The provider of the Podway home `root`, for the clusters that KUBECONFIG names."""
+    return GkeProvider(root)
+
+
+class GkeProvider:
+    """See the module docstring; each verb's contract is in `podway.providers.Provider`."""
+
+    name = "gke"
+
+    def __init__(self, root: Path) -> None:
+        self.clusters = Clusters(root)
+        self._pods: dict[tuple[str, int, str], str] = {}  # (cluster, rank, address) -> pod
+
+    @property
+    def owner(self) -> str:
+        """Marks what this Podway makes in a namespace that others use too."""
+        return self.clusters.owner
+
+    def offers(self, resources: Resources, slices: int) -> list[Offer]:
+        """One for each context."""
+        return find_offers(self.clusters, resources, slices)
+
+    def render(self, name: str, order: Order) -> Request:
+        """The ConfigMap and the JobSet."""
+        return render(self.clusters.render_context(order.region), name, order)
+
+    def render_context(self, order: Order) -> JobSetContext:
+        """What requests for this order depend on."""
+        return self.clusters.render_context(order.region)
+
+    async def submit(self, request: Request) -> None:
+        """Create what is not there yet."""
+        context, namespace, _ = request.steps[-1].target.split("/", 2)
+        where = Where(context=context, namespace=namespace)
+        self.clusters.remember(request.name, where)
+        api = self.clusters.api(context)
+        for step in request.steps:
+            body = with_agent(dict(step.body))
+            with contextlib.suppress(Conflict):  # submitted before
+                await api.create(_PATHS[body["kind"]].format(namespace), body)
+
+    async def observe(self, name: str) -> Observation:
+        """From the API alone."""
+        where = await self.clusters.where(name)
+        if where is None:
+            return Observation(condition="absent")
+        seen = await self.clusters.look(name, where)
+        found = observation(seen, self.owner, HOME)
+        for pod in seen.pods if found.condition == "ready" and seen.jobset is not None else ():
+            self._pods[name, _rank(pod, found), pod["status"]["podIP"]] = pod["metadata"]["name"]
+        return found
+
+    async def stop(self, name: str) -> None:
+        """Suspend it."""
+        where = await self.clusters.where(name)
+        if where is not None:
+            await self.clusters.suspend(name, where, stopped=True)
+
+    async def start(self, name: str) -> None:
+        """Let it run again, on whatever nodes there are then."""
+        where = await self.clusters.where(name)
+        if where is not None:
+            await self.clusters.suspend(name, where, stopped=False)
+
+    def refuse_stop(self, order: Order) -> str | None:
+        """A JobSet can always be suspended."""
+        return None
+
+    async def destroy(self, name: str) -> None:
+        """Delete the JobSet, then what it used."""
+        where = await self.clusters.where(name)
+        if where is None:
+            return
+        await self.clusters.remove(name, where)
+        seen = await self.clusters.look(name, where)
+        if seen.jobset is None and not seen.pods and not seen.leftovers:
+            self.clusters.forget(name)
+            for key in [key for key in self._pods if key[0] == name]:
+                del self._pods[key]
+
+    async def list_resources(self) -> list[OwnedResource]:
+        """Every JobSet with Podway's mark, in every context that may hold one."""
+        places = await asyncio.to_thread(self.clusters.everywhere)
+        found = []
+        for where in places:
+            found += [_owned(one, pods, where) for one, pods in await self.clusters.owned(where)]
+        return found
+
+    async def purge(self, resource: OwnedResource) -> None:
+        """The JobSet and what it used go, whoever made them."""
+        for where in await asyncio.to_thread(self.clusters.everywhere):
+            if where.context != resource.zone:
+                continue
+            api = self.clusters.api(where.context)
+            ident = object_name(resource.owner, resource.cluster)
+            for path in (JOBSETS, SECRETS, CONFIG_MAPS):
+                await api.delete(f"{path.format(where.namespace)}/{ident}")
+
+    async def ensure_agent(self, host: Host) -> None:
+        """The pod starts its agent by itself. One of another version gives way to this one's when no job runs there."""
+        link = AgentLink(self.connect(host))
+        try:
+            if not await needs_start(link, timeout=20.0):
+                return
+            await self._replace_agent(host)
+            with contextlib.suppress(ProviderError):
+                await link.call("shutdown", keep_jobs=True)
+        finally:
+            link.close()
+
+    def connect(self, host: Host) -> Connect:
+        """Streams to the agent's socket, by a relay in the pod."""
+        return self._run(host, ["python3", "-S", "-E", _AGENT, "call", "--home", HOME])
+
+    def connect_port(self, host: Host, port: int) -> Connect:
+        """A port of the pod, by a relay in it."""
+        return self._run(host, ["python3", "-c", _PORT, str(port)])
+
+    def _run(self, host: Host, command: list[str]) -> Connect:
+        async def connect() -> tuple[Reader, Writer]:
+            where = await self.clusters.where(host.cluster)
+            if where is None:
+                raise ProviderError(f"cluster {host.cluster} is gone")
+            api = self.clusters.api(where.context)
+            pod = await self._pod(api, where, host)
+            try:
+                return await run_in_pod(api, where.namespace, pod, CONTAINER, command)()
+            except (ProviderError, UserError, OSError, TimeoutError) as error:
+                self._pods.pop((host.cluster, host.rank, host.address), None)
+                what = error.what if isinstance(error, UserError) else str(error)
+                raise ConnectionError(f"pod {pod}: {what}") from None
+
+        return connect
+
+    async def _pod(self, api: KubernetesApi, where: Where, host: Host) -> str:
+        """The pod that is this host now."""
+        key = (host.cluster, host.rank, host.address)
+        if key not in self._pods:
+            ident = object_name(self.owner, host.cluster)
+            selector = f"{JOBSET_NAME}={ident},{JOB_INDEX}={host.slice}"
+            pods = await api.items(PODS.format(where.namespace), labelSelector=selector)
+            fitting = [pod for pod in pods if worker_of(pod) == host.worker]
+            if not fitting:
+                raise ConnectionError(f"the pod of {host.id} is gone")
+            self._pods[key] = fitting[0]["metadata"]["name"]
+        return self._pods[key]
+
+    async def _replace_agent(self, host: Host) -> None:
+        from podway.hosts.bundle import bundle
+
+        data = bundle().data
+        reader, writer = await self._run(host, ["python3", "-c", _REPLACE, _AGENT, str(len(data))])()
+        try:
+            writer.write(data)
+            await writer.drain()
+            async with asyncio.timeout(60):
+                if not (await reader.read(100)).startswith(b"replaced"):
+                    raise ProviderError(f"the agent of {host.id} could not be replaced")
+        finally:
+            writer.close()
+
+
+def _rank(pod: Fields, seen: Observation) -> int:
+    """Its host's rank, of those that were observed."""
+    slice_id, worker = int(pod["metadata"]["labels"].get(JOB_INDEX, 0)), worker_of(pod)
+    return next((host.rank for host in seen.hosts if (host.slice, host.worker) == (slice_id, worker)), -1)
+
+
+def _owned(found: Fields, pods: list[Fields], where: Where) -> OwnedResource:
+    metadata = found["metadata"]
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    made = metadata.get("creationTimestamp")
+    return OwnedResource(
+        cluster=annotations.get(NAME, metadata["name"]),
+        owner=labels.get(OWNER, ""),
+        kind=found["kind"],
+        name=metadata["name"],
+        zone=where.context,
+        condition=condition_of(found, pods) if found["kind"] == "JobSet" else "deleting",
+        accelerator_type=annotations.get(ACCELERATOR),
+        created=datetime.fromisoformat(made.replace("Z", "+00:00")).timestamp() if made else None,
+    )

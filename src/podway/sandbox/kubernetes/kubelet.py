@@ -1,0 +1,173 @@
+"""What the API server asks a node for: `exec` in a pod, and its log. One listener for each node's address, over TLS.
+
+Only who shows the set's token (the API of this process) or a certificate of the given authority (a real API server's) is answered:
+whoever may exec in a pod runs as this process' user.
+"""
+
+import base64
+import hashlib
+import json
+import ssl
+import struct
+import subprocess
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import parse_qs, urlsplit
+
+from podway.providers.gke.streams import PROTOCOL, STDERR, STDIN, STDOUT, frame
+
+_GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
+CHUNK = 32 << 10
+_BINARY, _CLOSE = 2, 8
+
+Enter = Callable[[str, str, list[str]], "subprocess.Popen[bytes] | None"]  # namespace, pod, command
+LogOf = Callable[[str, str], Path | None]
+
+
+class Kubelet(ThreadingHTTPServer):
+    """The listener of one node."""
+
+    daemon_threads = True
+
+    def __init__(self, address: str, secured: ssl.SSLContext, token: str, enter: Enter, log_of: LogOf) -> None:
+        self.token, self.enter, self.log_of = token, enter, log_of
+        self.secured = secured
+        super().__init__((address, 0), _Handler)
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True)
+        self._thread.start()
+
+    def get_request(self) -> tuple[Any, Any]:
+        connection, address = super().get_request()
+        return self.secured.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that goes away is not an error."""
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Kubelet
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        kind, namespace, pod, *_ = [*url.path.strip("/").split("/"), "", "", ""]
+        self.close_connection = True
+        if not self._allowed():
+            self._answer(401, b"Unauthorized")
+        elif kind == "exec":
+            self._exec(namespace, pod, parse_qs(url.query).get("command", []))
+        elif kind == "containerLogs":
+            path = self.server.log_of(namespace, pod)
+            self._answer(200 if path else 404, path.read_bytes() if path else b"no such pod")
+        else:
+            self._answer(404, b"not found")
+
+    do_POST = do_GET
+
+    def _allowed(self) -> bool:
+        certificate = self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
+        return bool(certificate) or self.headers.get("X-Node-Token") == self.server.token
+
+    def _answer(self, status: int, data: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _exec(self, namespace: str, pod: str, command: list[str]) -> None:
+        process = self.server.enter(namespace, pod, command)
+        if process is None:
+            self._answer(404, b"no such pod")
+            return
+        key = self.headers.get("Sec-WebSocket-Key", "")
+        accept = base64.b64encode(hashlib.sha1((key + _GUID).encode()).digest()).decode()
+        self.send_response(101)
+        for name, value in (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept)):
+            self.send_header(name, value)
+        self.send_header("Sec-WebSocket-Protocol", PROTOCOL)
+        self.end_headers()
+        self.wfile.flush()
+        _join(process, self.rfile, self.wfile)
+
+
+def _join(process: "subprocess.Popen[bytes]", incoming: Any, outgoing: Any) -> None:
+    """Both ways until either ends; then how it ended."""
+    sending = threading.Lock()
+
+    def send(opcode: int, data: bytes) -> None:
+        with sending:
+            outgoing.write(frame(opcode, data, masked=False))
+            outgoing.flush()
+
+    def out(stream: IO[bytes], channel: int) -> None:
+        try:
+            while data := stream.read1(CHUNK):  # type: ignore[attr-defined]
+                send(_BINARY, bytes([channel]) + data)
+        except (OSError, ValueError):
+            process.kill()
+
+    def feed() -> None:
+        assert process.stdin is not None
+        try:
+            while (data := _read(incoming)) is not None:
+                if data[:1] == bytes([STDIN]):
+                    process.stdin.write(data[1:])
+                    process.stdin.flush()
+        except (OSError, ValueError):
+            pass
+        finally:  # the caller has gone
+            process.kill()
+
+    assert process.stdout is not None and process.stderr is not None
+    threading.Thread(target=feed, daemon=True).start()
+    copies = [
+        threading.Thread(target=out, args=(process.stdout, STDOUT), daemon=True),
+        threading.Thread(target=out, args=(process.stderr, STDERR), daemon=True),
+    ]
+    for copy in copies:
+        copy.start()
+    for copy in copies:
+        copy.join()
+    code = process.wait()
+    status: dict[str, object] = {"metadata": {}, "status": "Success"}
+    if code:
+        cause = {"reason": "ExitCode", "message": str(code)}
+        message = f"command terminated with exit code {code}"
+        status = {"status": "Failure", "reason": "NonZeroExitCode", "message": message, "details": {"causes": [cause]}}
+    try:
+        send(_BINARY, b"\x03" + json.dumps(status).encode())
+        send(_CLOSE, struct.pack("!H", 1000))
+    except (OSError, ValueError):
+        pass
+
+
+def _read(incoming: Any) -> bytes | None:
+    """The next message of the caller; None when it has gone."""
+    whole = b""
+    while True:
+        head = incoming.read(2)
+        if len(head) < 2 or head[0] & 0x0F == _CLOSE:
+            return None
+        size = head[1] & 0x7F
+        if size > 125:
+            size = int.from_bytes(incoming.read(2 if size == 126 else 8), "big")
+        mask = incoming.read(4) if head[1] & 0x80 else b""
+        data: bytes = incoming.read(size)
+        if mask:
+            pattern = (mask * (size // 4 + 1))[:size]
+            data = (int.from_bytes(data, "big") ^ int.from_bytes(pattern, "big")).to_bytes(size, "big")
+        whole += data
+        if head[0] & 0x80:
+            return whole
