@@ -43,7 +43,7 @@ def request(run: str, *, low: int = 1, high: int | None = None, model: str = "m"
 
 
 def replicas(word: str, **more: int) -> LaunchRequest:
-    return request(f"exec {sys.executable} {REPLICA} $PODWAY_PORT $WORD-$PODWAY_CLUSTER_NAME", WORD=word, **more)  # type: ignore[arg-type]
+    return request(f"exec {sys.executable} {REPLICA} $PODWAY_PORT $WORD-$PODWAY_CLUSTER", WORD=word, **more)  # type: ignore[arg-type]
 
 
 def gateway_url(pod: Podway) -> str:

@@ -38,7 +38,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def on(provider: str, accelerator: str, *, low: int, region: str | None = None) -> LaunchRequest:
     run = f"cat > replica.py <<'END'\n{REPLICA.read_text()}\nEND\n"
-    plain = request(f"{run}LISTEN_ON=127.0.0.1 exec python3 replica.py $PODWAY_PORT", low=low)
+    plain = request(f"{run}LISTEN_ON=127.0.0.1 exec python3 replica.py $PODWAY_PORT $PODWAY_CLUSTER", low=low)
     where = (
         Resources(accelerator=Accelerator(type=accelerator), placement=Placement(provider=provider, region=region)),
     )
@@ -89,7 +89,16 @@ def test_replicas_on_machines_of_ones_own(pod: Podway, machines: HostSet) -> Non
 
 
 def test_replicas_in_the_cloud(pod: Podway, sandbox: Running, tmp_path: Path) -> None:
+    """One on spot capacity and one on demand, made together and in two zones."""
     environment = sandbox.environment(tmp_path)
     pod.start(**environment)
-    pod.client.apply_service(on("gcp", "v6e-1", low=1))
-    asked_through_restarts(pod, 1, **environment)
+    plain = on("gcp", "v6e-1", low=2, region="us-east5")
+    spot = tuple(msgspec.structs.replace(one, spot="yes") for one in plain.task.resources)
+    spec = msgspec.structs.replace(plain.task.service, spot_fallback=1)  # type: ignore[type-var]
+    task = msgspec.structs.replace(plain.task, resources=spot, service=spec)
+    pod.client.apply_service(msgspec.structs.replace(plain, task=task))
+    found = ready(pod, 2, seconds=150).replicas
+    assert sorted(one.spot for one in found) == [False, True]
+    assert len({one.zone for one in found}) == 2
+    asked_through_restarts(pod, 2, **environment)
+    assert sandbox.command("GET", "ledger")["living"] == []

@@ -293,11 +293,16 @@ class ServiceControl:
         )
         projects = {service.project: "member"} if service.project else {}
         caller = Caller(user=service.user, projects=projects, internal=True)  # type: ignore[arg-type]
-        zones = [one.zone for one in self.rows.replicas(service.id) if one.number != replica.number]
+        zones = [self._zone_of(one) for one in self.rows.replicas(service.id) if one.number != replica.number]
         launched = self.control.launch(request, caller, lambda choice: spread(choice, self.control.provider, zones))
         found = self.store.cluster(launched.cluster_id)
         assert found is not None
         return found
+
+    def _zone_of(self, replica: Replica) -> str | None:
+        """Where it is or is asked for: replicas that are made together are to be spread as well."""
+        cluster = self.cluster_of(replica)
+        return cluster.order.zone if cluster is not None else None
 
 
 def replica_task(service: Service, replica: Replica, revision: Revision, opened: dict[str, str]) -> Task:
