@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -137,6 +138,22 @@ def test_a_replica_that_is_gone_is_left_for_another() -> None:
     run(test)
 
 
+def test_a_replica_whose_host_vanished_is_noticed() -> None:
+    """By the kernel: no byte comes that would say so."""
+
+    async def test() -> None:
+        replica = Replica("a", says(USAGE))
+        async with live(replica) as up:
+            connection, _ = await up.gateway.forwarder.pool.connect(replica.backend)
+            assert connection.transport is not None
+            link = connection.transport.get_extra_info("socket")
+            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
+            connection.close()
+
+    run(test)
+
+
 def test_what_may_change_something_is_not_sent_twice() -> None:
     async def test() -> None:
         bad, good = Replica("a", breaks), Replica("b", says(b"ok"))
@@ -187,8 +204,15 @@ def test_an_answer_that_breaks_is_not_taken_for_whole() -> None:
             await asyncio.sleep(0.05)
             writer.transport.abort()
 
-        async with live(Replica("a", half)) as up:
-            answer = await up.post()
+        bad, good = Replica("a", half), Replica("b", says(USAGE))
+        async with live(bad, good) as up:
+            for _ in range(4):  # a short answer that may be asked for again comes from another replica
+                answer = await up.post()
+                assert status(answer) == 200 and body_of(answer) == USAGE
+            assert bad.seen
+            up.route(bad)
+            assert status(await up.post()) == 502
+            answer = await up.post("/services/chat/pay", b"x")
             assert b"content-length: 100" in answer and answer.endswith(b"\r\n\r\nhalf")
 
     run(test)
@@ -348,6 +372,64 @@ def test_a_websocket_passes() -> None:
             assert answer.startswith(b"HTTP/1.1 101") and b"upgrade: websocket" in answer.lower()
             await replica.kill()
             assert await reader.read() == b""
+
+    run(test)
+
+
+UPGRADE = b"GET /services/chat/ws HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n"
+
+
+async def upgraded(_: Seen, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\nhello")
+
+
+def test_a_websocket_is_under_way_until_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that drains, and a gateway that ends, wait for it; a client that leaves frees its replica."""
+    monkeypatch.setattr("podway.gateway.connection.DRAIN_IDLE_S", 0.0)
+
+    async def test() -> None:
+        replica = Replica("a", upgraded)
+        async with live(replica) as up:
+            readers = [await asyncio.open_connection("127.0.0.1", up.port) for _ in range(2)]
+            for reader, writer in readers:
+                writer.write(UPGRADE)
+                await reader.readuntil(b"hello")
+            meter = up.gateway.loads.of("chat", 0.0)
+            assert meter.take("chat", 1.0).open_requests == {"a": 2}
+            readers[0][1].close()
+            await _until(lambda: meter.take("chat", 1.0).open_requests == {"a": 1})
+            await _until(lambda: len(replica._writers) == 1)  # the replica was told
+            stopping = asyncio.ensure_future(up.running.stop(60.0))
+            await _until(lambda: not up.gateway.ready)
+            await asyncio.sleep(0.2)
+            assert not stopping.done()
+            readers[1][1].close()
+            await stopping
+
+    run(test)
+
+
+def test_a_websocket_is_read_no_faster_than_its_replica_takes_it() -> None:
+    async def test() -> None:
+        gate = asyncio.Event()
+
+        async def slow(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            await upgraded(seen, writer)
+            await gate.wait()
+
+        async with live(Replica("a", slow)) as up:
+            reader, writer = await asyncio.open_connection("127.0.0.1", up.port)
+            writer.write(UPGRADE)
+            await reader.readuntil(b"hello")
+            (connection,) = up.running.connections
+            sent = 0
+            while connection.transport is not None and connection.transport.is_reading():
+                writer.write(bytes(1 << 20))
+                sent += 1
+                assert sent < 200
+                await asyncio.sleep(0.01)
+            gate.set()
+            writer.close()
 
     run(test)
 

@@ -2,8 +2,8 @@
 
 1. A service without a replica holds the request for as long as it says, since its first replica may be starting. It does so too
    while every replica there is refuses: one may be about to be replaced.
-2. A replica that fails before the first byte of its answer is left for another one. What was sent cannot be taken back, so requests
-   that may change something are sent again only when they name a model (asking twice is harmless) or were never sent.
+2. A replica that fails before anything of its answer went to the client is left for another one. What was sent cannot be taken back,
+   so requests that may change something are sent again only when they name a model (asking twice is harmless) or were never sent.
 3. With hedging (off by default) such a request also goes to a second replica when the first has not begun to answer in time; the
    first that begins answers, and the other is told that nobody waits.
 """
@@ -156,16 +156,12 @@ class Forwarder:
     async def _round(self, request: Incoming, routed: Routed, backend: Backend, tried: set[str]) -> Relay | None:
         """A try on a replica, and perhaps on a second; None: nothing was sent to the client, and another may be tried."""
         race = Race(request)
-        relay: Relay | None = None
         try:
             if self._hedge_s is None or not routed.may_repeat(request.method):
-                relay = await self._attempt(race, routed, backend, tried)
-            else:
-                relay = await self._hedged(race, routed, backend, tried, self._hedge_s)
-            return relay
+                return await self._attempt(race, routed, backend, tried)
+            return await self._hedged(race, routed, backend, tried, self._hedge_s)
         finally:
-            if relay is None or relay.outcome.result() is not RelayOutcome.TUNNELLED:
-                race.end()
+            race.end()
 
     async def _hedged(
         self, race: Race, routed: Routed, backend: Backend, tried: set[str], hedge_s: float
@@ -211,7 +207,9 @@ class Forwarder:
                     return None
                 usage = openai.UsageReader(streamed) if routed.question is not None else None
                 translated = tgi.TgiAnswer(routed.translation) if routed.translation is not None else None
-                relay = Relay(race, may_retry=repeatable and more, usage=usage, translated=translated)
+                relay = Relay(
+                    race, may_retry=repeatable and more, repeatable=repeatable, usage=usage, translated=translated
+                )
                 outcome = await self._exchange(request, routed, connection, relay)
                 if not (outcome is RelayOutcome.LOST and reused and not connection.answered):
                     break
@@ -264,7 +262,11 @@ class Forwarder:
                 if not relay.outcome.done() and time.monotonic() >= relay.last_byte + ANSWER_S:
                     connection.abandon()
                     relay.on_lost(f"nothing came for {ANSWER_S:g} s")
-            return relay.outcome.result()
+            outcome = relay.outcome.result()
+            if outcome is RelayOutcome.TUNNELLED:  # under way for as long as both sides hold it
+                await request.connection.left.wait()
+                connection.abandon()
+            return outcome
         except BaseException:
             connection.abandon()
             raise

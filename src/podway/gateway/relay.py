@@ -1,9 +1,10 @@
 """One answer on its way from a replica to a client: bytes as they come, no faster than the client takes them.
 
 A request may be on two replicas at once (`forward.py`, hedging): the `Race` lets the first that has a head answer, and ends the other.
-Until the head is there nothing has been sent, and the request may go to another replica. After it the answer is the client's: when
-the replica breaks off then, a stream of events ends with an event that says so, and any other answer ends with the connection, so
-that nobody takes half of it for the whole.
+Until the head is there nothing has been sent, and the request may go to another replica. A short answer to a request that may be
+repeated is kept until it is whole, so that holds to its end. Any other answer is the client's from its head on: when the replica
+breaks off then, a stream of events ends with an event that says so, and everything else ends with the connection, so that nobody
+takes half of it for the whole.
 """
 
 import asyncio
@@ -19,6 +20,11 @@ from podway.gateway.wire import Header
 
 # What a replica says when it cannot answer now: another one may.
 _ELSEWHERE = frozenset({502, 503, 504})
+KEPT_BYTES = 256 << 10  # an answer of at most so many is kept until it is whole
+
+
+def _short(length: bytes) -> bool:
+    return length.isdigit() and int(length) <= KEPT_BYTES
 
 
 class RelayOutcome(enum.Enum):
@@ -27,7 +33,7 @@ class RelayOutcome(enum.Enum):
     ANSWERED = "answered"
     TUNNELLED = "tunnelled"
     NOT_NOW = "not now"  # it refused, and nothing was sent to the client
-    LOST = "lost"  # it broke before its head, and nothing was sent to the client
+    LOST = "lost"  # it broke, and nothing was sent to the client
     BROKEN = "broken"  # it broke in the middle of its answer
     LEFT = "left"  # the client went
     OUTRUN = "outrun"  # another replica answered first
@@ -74,10 +80,17 @@ class Race:
 
 
 class Relay:
-    """A `ResponseReceiver` that passes an answer on. `may_retry`: an answer of "not now" is kept back."""
+    """A `ResponseReceiver` that passes an answer on. `may_retry`: an answer of "not now" is kept back; `repeatable`: a short
+    answer is kept until it is whole."""
 
     def __init__(
-        self, race: Race, *, may_retry: bool, usage: UsageReader | None, translated: TgiAnswer | None = None
+        self,
+        race: Race,
+        *,
+        may_retry: bool,
+        repeatable: bool = False,
+        usage: UsageReader | None,
+        translated: TgiAnswer | None = None,
     ) -> None:
         self.request = race.request
         self.client: ClientConnection = race.request.connection
@@ -88,6 +101,8 @@ class Relay:
         self.outcome: asyncio.Future[RelayOutcome] = asyncio.get_running_loop().create_future()
         self._race = race
         self._may_retry = may_retry
+        self._repeatable = repeatable
+        self._kept: list[bytes] | None = None  # an answer that is sent when it is whole
         self._usage = usage
         self._translated = translated
         self._replica: ReplicaConnection | None = None
@@ -153,15 +168,18 @@ class Relay:
         if self._translated is not None:
             headers = self._translated.head(status, headers)
         bodiless = self.request.method == b"HEAD" or status in (204, 304)
-        sized = any(name == b"content-length" for name, _ in headers)
-        self._chunked = not bodiless and not sized
+        length = wire.value_of(headers, b"content-length")
+        self._chunked = not bodiless and length is None
         self._events = (wire.value_of(headers, b"content-type") or b"").startswith(b"text/event-stream")
         if self._events and self._usage is None and self._translated is None:
             self._usage = UsageReader(streamed=True)  # of a service by its path: for its latencies
-        self._sent = True
         if self.client.draining:
             self.request.keep_alive = False
         head = wire.response_head(status, reason, headers, chunked=self._chunked, close=not self.request.keep_alive)
+        if self._repeatable and not self._events and length is not None and _short(length):
+            self._kept = [head]
+            return
+        self._sent = True
         self.client.write(head)
 
     def on_body(self, data: bytes) -> None:
@@ -184,6 +202,9 @@ class Relay:
     def _pass_on(self, data: bytes) -> None:
         if not data:
             return  # an empty chunk would end the body
+        if self._kept is not None:
+            self._kept.append(data)
+            return
         if self._events:
             self._ends_event = data.endswith((b"\n\n", b"\r\n\r\n"))
         self.client.write(wire.chunk(data) if self._chunked else data)
@@ -191,7 +212,9 @@ class Relay:
     def on_end(self) -> None:
         if self._translated is not None:
             self._pass_on(self._translated.end())
-        if self._chunked:
+        if self._kept is not None:
+            self.client.write(b"".join(self._kept))
+        elif self._chunked:
             self.client.write(wire.LAST_CHUNK)
         self._finish(RelayOutcome.ANSWERED)
 
@@ -213,6 +236,10 @@ class Relay:
 
     def on_tunnel(self, data: bytes) -> None:
         self.client.write(data)
+
+    def on_writable(self, writable: bool) -> None:
+        if self.client.on_tunnel is not None:  # a body is sent no faster than it is taken anyway
+            self.client.resume_reading() if writable else self.client.pause_reading()
 
     def _tunnel(self, reason: bytes, headers: list[Header], connection: ReplicaConnection) -> None:
         """From here on both sides speak another protocol, and bytes pass both ways."""

@@ -6,6 +6,7 @@ nobody waits any more.
 """
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from podway.gateway.wire import Header
 CONNECT_S = 5.0
 SSH_CONNECT_S = 30.0  # with a login, where the host has no connection yet
 MOST_IDLE = 256  # for each replica
+# A replica whose host or zone vanished says nothing more: its connections break after 25 s, not after the longest answer.
+_LOSS_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
 
 # Opens a connection to a port of a host through its sshd, for a protocol; OSError when that cannot be.
@@ -41,6 +44,9 @@ class ResponseReceiver(Protocol):
 
     def on_tunnel(self, data: bytes) -> None:
         """Bytes of another protocol, after an upgrade."""
+
+    def on_writable(self, writable: bool) -> None:
+        """The replica takes too little, or again enough."""
 
 
 class ReplicaConnection(SocketProtocol):
@@ -101,9 +107,13 @@ class ReplicaConnection(SocketProtocol):
 
     def pause_writing(self) -> None:
         self.writable.clear()
+        if self._receiver is not None:
+            self._receiver.on_writable(False)
 
     def resume_writing(self) -> None:
         self.writable.set()
+        if self._receiver is not None:
+            self._receiver.on_writable(True)
 
     def data_received(self, data: bytes) -> None:
         receiver = self._receiver
@@ -192,7 +202,8 @@ class ReplicaPool:
                 await loop.create_unix_connection(lambda: connection, address.removeprefix("unix:"))
             else:
                 host, _, port = address.rpartition(":")
-                await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+                transport, _ = await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+                _notice_loss(transport.get_extra_info("socket"))
         return connection, False
 
     def give_back(self, connection: ReplicaConnection) -> None:
@@ -218,3 +229,10 @@ class ReplicaPool:
     def close(self) -> None:
         """Close everything that waits."""
         self.keep(set())
+
+
+def _notice_loss(link: socket.socket) -> None:
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _LOSS_OPTIONS.items():
+        if hasattr(socket, name):  # not every system has each of them
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
