@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -106,6 +107,55 @@ def test_it_follows_its_routes_and_ends_gently(tmp_path: Path, replica: str) -> 
         assert process.stderr.read() == ""
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(url)
+
+
+# As systemd starts a service with a socket: it is file 3, and two variables say so to this process.
+ACTIVATE = """import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ.update(LISTEN_FDS=sys.argv[2], LISTEN_PID=str(os.getpid()))
+os.execv(sys.executable, [sys.executable, "-m", "podway.cli.main", "gateway", *sys.argv[3:]])
+"""
+
+
+def activated(held: socket.socket, count: str, routes: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", ACTIVATE, str(held.fileno()), count, "--routes", str(routes)]
+    return subprocess.Popen(
+        command, pass_fds=[held.fileno()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_socket_of_systemd_outlives_the_gateway(tmp_path: Path, replica: str) -> None:
+    routes = tmp_path / "routes.json"
+    put(routes, RoutedService(name="chat", model="m", auth=False, backends=(Backend(id="a", address=replica),)))
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        for _ in range(2):  # the second one answers what came while none ran
+            with socket.create_connection(("127.0.0.1", port)) as early:
+                body = b'{"model": "m"}'
+                early.sendall(
+                    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+                )
+                process = activated(held, "1", routes)
+                try:
+                    assert process.stdout is not None
+                    assert f"listening on 127.0.0.1:{port}" in process.stdout.readline()
+                    early.settimeout(60)
+                    assert early.recv(12) == b"HTTP/1.1 200"
+                    with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=60) as reply:
+                        assert reply.status == 200
+                finally:
+                    process.terminate()
+                    process.communicate(timeout=60)
+                assert process.returncode == 0
+
+
+def test_what_is_not_one_listening_socket_is_refused_in_a_line(tmp_path: Path) -> None:
+    put(tmp_path / "routes.json")
+    with socket.socket() as idle:
+        for count, says in (("1", "not a listening TCP socket"), ("2", "passed 2 sockets")):
+            _, err = activated(idle, count, tmp_path / "routes.json").communicate(timeout=60)
+            assert says in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 
+from podway.errors import UserError
+
 INHERITED = "PODWAY_GATEWAY_FDS"  # 'socket,pipe' and perhaps ',lock'
 SYSTEMD_FIRST_FD = 3  # sd_listen_fds(3)
 READY_S = 60.0
@@ -22,6 +24,7 @@ class Inherited:
 
     def __init__(self) -> None:
         numbers = [int(number) for number in os.environ.pop(INHERITED, "").split(",") if number.isdigit()]
+        self.from_systemd = not numbers and "LISTEN_FDS" in os.environ
         self.listener = socket.socket(fileno=numbers[0]) if numbers else _from_systemd()
         self._pipe = numbers[1] if len(numbers) > 1 else None
         self.lock = numbers[2] if len(numbers) > 2 else None
@@ -37,9 +40,22 @@ class Inherited:
 
 
 def _from_systemd() -> socket.socket | None:
-    if os.environ.get("LISTEN_PID") != str(os.getpid()) or not os.environ.get("LISTEN_FDS", "").isdigit():
+    count, pid = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")  # for this process alone
+    if pid != str(os.getpid()) or not count.isdecimal() or int(count) == 0:
         return None
-    return socket.socket(fileno=SYSTEMD_FIRST_FD)
+    if int(count) > 1:
+        raise UserError(f"systemd passed {count} sockets", "name one ListenStream in the socket unit")
+    try:
+        found = socket.socket(fileno=SYSTEMD_FIRST_FD)
+        listens = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        listens = False
+    if not listens or found.type is not socket.SOCK_STREAM:
+        raise UserError(
+            "what systemd passed is not a listening TCP socket", "use ListenStream and Accept=no in its unit"
+        )
+    found.set_inheritable(False)
+    return found
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

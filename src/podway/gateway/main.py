@@ -175,15 +175,17 @@ async def _run(
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, replace.set)
     listener = _listener(settings, inherited)
-    port = int(listener.getsockname()[1])
-    url = settings.url or f"{'https' if tls else 'http'}://{settings.host}:{port}"
+    host, port = listener.getsockname()[:2]
+    if inherited.listener is None or not inherited.from_systemd:
+        host = settings.host
+    url = settings.url or f"{'https' if tls else 'http'}://{host}:{port}"
     async with _routed(settings, server, gateway, url):
         await running.listen(listener.dup(), tls)
         if settings.single and settings.state is not None:
             write_info(settings.state, GatewayProcess(pid=os.getpid(), url=url, port=port))
             if lock is not None:
                 say_holder(lock)
-        print(f"podway gateway: listening on {settings.host}:{port}", flush=True)
+        print(f"podway gateway: listening on {host}:{port}", flush=True)
         inherited.tell_ready()
         replaced = await _until_told(stop, replace, listener, lock)
         listener.close()
