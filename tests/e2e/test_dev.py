@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from podway.sandbox.hosts import why_no_hosts
@@ -157,6 +158,88 @@ def test_a_slice_alone_and_a_port_that_is_taken(pod: Podway, tmp_path: Path) -> 
             assert terminal.process.wait(LIMIT_S) == 1
     pod.client.down("task1")
     wait_until(lambda: pod.client.cluster("task1").state == "GONE", 60, "the end")
+    pod.down("dev")
+
+
+# In the place of JupyterLab: answers as it does where it is asked whether it is up, and where a token is wanted.
+NOTEBOOK = """type: dev-environment
+name: lab
+ide: zed
+init:
+  - place=$(python3 -c 'import site; print(site.getsitepackages()[0])')/jupyterlab
+  - mkdir -p $place && touch $place/__init__.py && cp {program} $place/__main__.py
+resources:
+  gpu: v6e-1
+"""
+PROGRAM = """
+import http.server, os, pathlib, sys
+given = dict(word.split("=") for word in sys.argv if word.startswith("--ServerApp"))
+if pathlib.Path.home().joinpath("broken").exists():
+    sys.exit(3)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.path == "/api" or self.path.endswith("=" + os.environ["JUPYTER_TOKEN"])
+        self.send_response(200 if known else 403)
+        self.end_headers()
+http.server.HTTPServer((given["--ServerApp.ip"], int(given["--ServerApp.port"])), Handler).serve_forever()
+"""
+
+
+def test_a_notebook_is_shown_when_it_answers(pod: Podway, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    file = tmp_path / "dev.dstack.yml"
+    file.write_text(NOTEBOOK.format(program=tmp_path / "program.py"))
+    pod.start()
+    for number in range(2):  # the second time it is found as it runs, with its token
+        with typed(pod, tmp_path / str(number), "dev", "-f", str(file), "-y", "--jupyter") as terminal:
+            link = terminal.shows(r"Open JupyterLab:  (http://localhost:\d+/lab\?token=\w+)")[1]
+            with urllib.request.urlopen(link, timeout=60) as reply:
+                assert reply.status == 200
+            assert terminal.interrupt() == 0
+    assert [job.name for job in pod.client.jobs("lab")].count("jupyter") == 1
+    pod.client.cancel("lab", [2])
+    wait_until(lambda: pod.client.job("lab", 2).ended, 60, "its end")
+    (pod.home / "local" / "lab" / "host-0" / "broken").touch()
+    with typed(pod, tmp_path / "broken", "dev", "-f", str(file), "-y", "--jupyter") as terminal:
+        terminal.shows("Error: JupyterLab did not start: .*3")
+        terminal.shows("see: podway logs lab 3")
+        assert terminal.process.wait(LIMIT_S) == 1
+    pod.down("lab")
+
+
+ASK_KERNEL = """
+import json, sys, websocket
+channel = websocket.create_connection(sys.argv[1], timeout=200)
+header = {"msg_id": "1", "msg_type": "execute_request", "username": "", "session": "1", "version": "5.3"}
+content = {"code": "print(6 * 7)", "silent": False}
+channel.send(json.dumps({"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}))
+while (said := json.loads(channel.recv()))["msg_type"] != "stream":
+    pass
+print(said["content"]["text"], end="")
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_jupyterlab_from_the_package_index(pod: Podway, tmp_path: Path) -> None:
+    """Installed on the simulated host as on any other, with a kernel that starts."""
+    pod.start()
+    with typed(pod, tmp_path / "1", "dev", "--gpus", "tpu-v6e-1", "-y", "--jupyter") as terminal:
+        wait_until(lambda: "token=" in terminal.log.read_text() or terminal.process.poll() is not None, 200, "the link")
+        base, token = terminal.shows(r"Open JupyterLab:  (http://localhost:\d+)/lab\?token=(\w+)").groups()
+
+        def call(path: str, body: bytes | None = None) -> str:
+            request = urllib.request.Request(f"{base}{path}", data=body, headers={"Authorization": f"token {token}"})
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return str(reply.read().decode())
+
+        assert "JupyterLab" in call("/lab")
+        kernel = msgspec.json.decode(call("/api/kernels", b'{"name": "python3"}'))["id"]
+        address = f"{base.replace('http', 'ws')}/api/kernels/{kernel}/channels?token={token}"
+        python = pod.home / "local" / "dev" / "host-0" / ".podway" / "venv" / "bin" / "python"  # has a WebSocket client
+        said = subprocess.run([python, "-c", ASK_KERNEL, address], capture_output=True, text=True, timeout=LIMIT_S)
+        assert said.stdout == "42\n", said.stderr
+        assert terminal.interrupt() == 0
     pod.down("dev")
 
 

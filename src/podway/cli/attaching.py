@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from podway.cli.forwarding import PortForwarding, choose_ports
 from podway.cli.ide_links import NAMES, ide_link
+from podway.cli.notebook import Notebook
 from podway.cli.screen import Screen
 from podway.cli.ssh_names import offer_ssh_name
 from podway.cli.watching import follow
@@ -25,15 +26,14 @@ def attach(
     job: JobView | None,
     *,
     ask: bool,
-    links: Sequence[str] = (),
-    ports: Sequence[str] = (),
+    notebook: Notebook | None = None,
 ) -> int:
-    """Until Ctrl-C, or until the cluster is no longer up; the exit code. `ports` and `links` are of a notebook server."""
+    """Until Ctrl-C, or until the cluster is no longer up; the exit code."""
     cluster = client.cluster(name)
     if cluster.state != "UP":
         hint = f"start it: podway start {name}" if cluster.state == "STOPPED" else f"see: podway status {name}"
         raise UserError(f"cluster {name} is {cluster.state}", hint)
-    forwards = choose_ports([*(job.ports if job else ()), *ports])
+    forwards = choose_ports([*(job.ports if job else ()), *([f"*:{notebook.port}"] if notebook else ())])
     local = {str(one.remote): str(one.local) for one in forwards}
     shell = offer_ssh_name(client, screen, cluster, ask=ask)
     with PortForwarding(client, name, forwards, screen.line) as attachment:
@@ -41,11 +41,11 @@ def attach(
             screen.wait(f"Connecting to {name}")
             attachment.up.wait(CONNECT_S)
             screen.wait("")
-            screen.line(
-                _page(
-                    cluster, job, shell, [link.format(**{f"port_{k}": v for k, v in local.items()}) for link in links]
-                )
-            )
+            links = []
+            if notebook is not None:
+                notebook.wait(client, screen, local[str(notebook.port)])
+                links = [notebook.link(local[str(notebook.port)])]
+            screen.line(_page(cluster, job, shell, links))
             if job is not None and job.state not in ENDED:
                 follow(client, screen, name, job.number)
             return _stay(client, screen, cluster)

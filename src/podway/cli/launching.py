@@ -200,10 +200,9 @@ def _attach(client: Client, screen: Screen, name: str, interaction: Interaction)
     from podway.cli.notebook import start_notebook
 
     environments = [job for job in client.jobs(name) if job.kind == "dev-environment"]
-    notebook = [start_notebook(client, client.cluster(name))] if interaction.jupyter else []
-    ports, links = [port for port, _ in notebook], [link for _, link in notebook]
+    notebook = start_notebook(client, client.cluster(name)) if interaction.jupyter else None
     job = environments[-1] if environments else None
-    return attach(client, screen, name, job, ask=not interaction.yes, ports=ports, links=links)
+    return attach(client, screen, name, job, ask=not interaction.yes, notebook=notebook)
 
 
 @contextlib.contextmanager
