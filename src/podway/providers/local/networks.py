@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from podway.errors import ProviderError
 
@@ -87,16 +88,22 @@ def _name(number: int) -> str:
 
 def _allow_outside(number: int) -> None:
     """Let connections out under this machine's address, where there is a program that can say so."""
-    if _masquerade(number, "-A"):
+    if _masquerade(number, "-I"):
         with contextlib.suppress(OSError):
             _FORWARD.write_text("1")
 
 
-def _masquerade(number: int, verb: str) -> bool:
-    net = f"{NETWORK}.{number}.0/24"
+def _masquerade(number: int, verb: Literal["-I", "-D"]) -> bool:
+    net, name = f"{NETWORK}.{number}.0/24", _name(number)
     if shutil.which("iptables"):
-        rule = ["POSTROUTING", "-s", net, "!", "-d", f"{NETWORK}.0.0/16", "-j", "MASQUERADE"]
-        return _run(["iptables", "-w", "5", "-t", "nat", verb, *rule])
+        rules = (
+            f"-t nat {verb} POSTROUTING -s {net} ! -d {NETWORK}.0.0/16 -j MASQUERADE",
+            # Docker, among others, has the machine forward nothing that is not allowed by name.
+            f"{verb} FORWARD -i {name} -j ACCEPT",
+            f"{verb} FORWARD -o {name} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+        )
+        done = [_run(["iptables", "-w", "5", *rule.split()]) for rule in rules]  # each, whatever became of another
+        return all(done)
     if shutil.which("nft"):
         table = f"podway_{number}"
         if verb == "-D":
