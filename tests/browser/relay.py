@@ -15,6 +15,7 @@ class Relay:
         self.open = True
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs: set[socket.socket] = set()
+        self._changing = threading.Lock()  # a connection is either refused or among those that a cut breaks
         self.base = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._accepting = threading.Thread(target=self._accept, daemon=True)
 
@@ -33,10 +34,11 @@ class Relay:
 
     def cut(self) -> None:
         """Every connection breaks, and new ones end at once."""
-        self.open = False
-        for one in list(self._pairs):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+        with self._changing:
+            self.open = False
+            for one in list(self._pairs):
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
 
     def mend(self) -> None:
         """New connections go through again."""
@@ -48,11 +50,12 @@ class Relay:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            if not self.open:
-                client.close()
-                continue
-            server = socket.create_connection(("127.0.0.1", self.port))
-            self._pairs |= {client, server}
+            with self._changing:
+                if not self.open:
+                    client.close()
+                    continue
+                server = socket.create_connection(("127.0.0.1", self.port))
+                self._pairs |= {client, server}
             for source, target in ((client, server), (server, client)):
                 threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
 

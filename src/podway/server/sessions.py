@@ -7,8 +7,12 @@ and sessions are in memory alone; after a restart of the server a person opens t
 import hmac
 import secrets
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 LINK_S = 120.0
 SESSION_S = 12 * 3600.0
@@ -35,9 +39,7 @@ class Sessions:
     def make_link(self, token_digest: str, now: float | None = None) -> str:
         """A code that opens one session, once, within two minutes."""
         now = time.time() if now is None else now
-        self._links = {code: link for code, link in self._links.items() if link[1] > now}
-        if len(self._links) >= MOST:
-            self._links.pop(next(iter(self._links)))
+        _make_room(self._links, lambda link: link[1] <= now)
         code = secrets.token_urlsafe(32)
         self._links[code] = (token_digest, now + LINK_S)
         return code
@@ -48,9 +50,7 @@ class Sessions:
         found = self._links.pop(code, None)
         if found is None or found[1] <= now:
             return None
-        self._sessions = {cookie: one for cookie, one in self._sessions.items() if one.expires > now}
-        if len(self._sessions) >= MOST:
-            self._sessions.pop(next(iter(self._sessions)))
+        _make_room(self._sessions, lambda one: one.expires <= now)
         cookie = secrets.token_urlsafe(32)
         self._sessions[cookie] = Session(token_digest=found[0], csrf=secrets.token_urlsafe(32), expires=now + SESSION_S)
         return cookie
@@ -63,6 +63,12 @@ class Sessions:
     def close(self, cookie: str) -> None:
         """End a session."""
         self._sessions.pop(cookie, None)
+
+
+def _make_room(kept: dict[str, T], expired: Callable[[T], bool]) -> None:
+    """For one more: all live equally long, so the oldest stand first and expire first."""
+    while kept and (len(kept) >= MOST or expired(next(iter(kept.values())))):
+        del kept[next(iter(kept))]
 
 
 def csrf_matches(session: Session, header: str | None) -> bool:
