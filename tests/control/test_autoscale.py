@@ -64,6 +64,12 @@ def test_a_spike_inside_the_delay_buys_nothing_and_a_lull_takes_nothing() -> Non
     for second in range(0, 121, 10):
         memory = autoscale(memory, RPS, LoadView(rps=4.0 if second == 50 else 0.0), 1000.0 + second)
     assert memory.target == 2  # what was wanted at some time, not at the end
+    for second in range(130, 171, 10):
+        assert memory.target == 2
+        memory = autoscale(memory, RPS, LoadView(), 1000.0 + second)
+    assert (
+        memory.target == 2 and autoscale(memory, RPS, LoadView(), 1180.0).target == 1
+    )  # 120 s after it was wanted last
 
 
 def test_from_zero_at_once() -> None:
@@ -74,14 +80,14 @@ def test_from_zero_at_once() -> None:
 
 
 def test_without_reports_nothing_is_changed() -> None:
-    waiting = ScalingMemory(target=5, below_since=0.0, below_most=1)
+    waiting = ScalingMemory(target=5, falls=((1, 0.0),))
     assert autoscale(waiting, RPS, None, 1000.0) == ScalingMemory(target=5)
     assert autoscale(ScalingMemory(target=99), RPS, None, 0.0).target == 8  # but the range holds
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_for_every_load(seed: int) -> None:
-    """Never outside the range; no second move within the delay; one direction at a time; more load never wants fewer."""
+    """Never outside the range; up never twice within the delay; down to what was wanted within its delay; more load never wants fewer."""
     rng = random.Random(seed)
     low = rng.randrange(4)
     scaling = Scaling(
@@ -96,19 +102,31 @@ def test_for_every_load(seed: int) -> None:
     )
     memory, now = ScalingMemory(target=low), 0.0
     moved_at, level = -1e9, rng.random() * 10
+    history: list[
+        tuple[float, int]
+    ] = []  # what was wanted at each look since the last that knew nothing or wanted more
     for _ in range(400):
         now += rng.random() * 30
         level = max(0.0, level + rng.gauss(0, 2))
         load = LoadView(rps=level, concurrency=level * 2, waiting=int(rng.random() < 0.05))
         more = LoadView(rps=level * 1.5, concurrency=level * 3, waiting=load.waiting)
         assert wanted_replicas(scaling, more, memory.target) >= wanted_replicas(scaling, load, memory.target)
-        before, memory = memory, autoscale(memory, scaling, None if rng.random() < 0.02 else load, now)
+        blind = rng.random() < 0.02
+        wanted = wanted_replicas(scaling, load, memory.target)
+        before, memory = memory, autoscale(memory, scaling, None if blind else load, now)
         assert scaling.min_replicas <= memory.target <= scaling.max_replicas
-        if memory.target != before.target:
-            delay = scaling.up_delay_s if memory.target > before.target else scaling.down_delay_s
-            assert before.target == 0 or now - moved_at >= delay
+        history = [] if blind or wanted >= before.target else [*history, (now, wanted)]
+        if memory.target > before.target:
+            assert before.target == 0 or now - moved_at >= scaling.up_delay_s
             moved_at = now
-        assert memory.above_since is None or memory.below_since is None
+        recent = [count for at, count in history if now - at <= scaling.down_delay_s]
+        if history and now - history[0][0] >= scaling.down_delay_s:
+            # At most what was wanted at the looks within the delay and the one before it; never less than was wanted since.
+            whole = history[len(history) - len(recent) - 1 :] if len(history) > len(recent) else history
+            assert max(recent) <= memory.target <= max(count for _, count in whole)
+        else:
+            assert memory.target >= before.target
+        assert memory.above_since is None or not memory.falls
 
 
 def test_every_move_says_why() -> None:

@@ -3,8 +3,9 @@
 1. `summarize` makes one figure of the reports of all gateways over the window of the file.
 2. `wanted_replicas` says how many replicas that load asks for, by the metric of the file.
 3. `autoscale` moves the target. Up, once more than the target have been wanted for the whole `up_delay_s`: to what is wanted then,
-   so that a spike that ends inside the delay buys nothing. Down, once fewer have been wanted for the whole `down_delay_s`: to the
-   most that was wanted meanwhile, so that a short lull takes nothing away. From zero it goes up at once: somebody waits.
+   so that a spike that ends inside the delay buys nothing. Down to the most that was wanted within the last `down_delay_s`: a
+   replica goes once it has not been wanted for so long, and a short lull takes nothing away. From zero it goes up at once:
+   somebody waits.
 
 While no gateway reports, nothing is known of the load, and the target stays.
 """
@@ -122,11 +123,18 @@ def autoscale(
         if now - since >= scaling.up_delay_s:
             return ScalingMemory(target=wanted)
         return ScalingMemory(target=current, above_since=since)
-    since = now if memory.below_since is None else memory.below_since
-    most = wanted if memory.below_since is None else max(wanted, memory.below_most)
-    if now - since >= scaling.down_delay_s:
-        return ScalingMemory(target=most)
-    return ScalingMemory(target=current, below_since=since, below_most=most)
+    falls = _fallen(memory.falls, wanted, now)
+    target = min([count for count, since in falls if now - since >= scaling.down_delay_s], default=current)
+    return ScalingMemory(target=target, falls=tuple(one for one in falls if one[0] < target))
+
+
+def _fallen(falls: tuple[tuple[int, float], ...], wanted: int, now: float) -> tuple[tuple[int, float], ...]:
+    """With one more look: lower counts than what is wanted now have not held, and what is wanted has held for as long as they did."""
+    kept = tuple(one for one in falls if one[0] >= wanted)
+    if kept and kept[-1][0] == wanted:
+        return kept
+    broken = falls[len(kept) :]
+    return (*kept, (wanted, broken[0][1] if broken else now))
 
 
 def explain(scaling: Scaling, load: LoadView | None, old: int, new: int, types: Sequence[str | None] = ()) -> str:

@@ -75,8 +75,7 @@ class ScalingMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     target: int = 0  # replicas wanted now
     above_since: float | None = None  # more than the target have been wanted since
-    below_since: float | None = None  # fewer than the target have been wanted since, and never more than `below_most`
-    below_most: int = 0
+    falls: tuple[tuple[int, float], ...] = ()  # (count, since): at most so many have been wanted since; falling counts
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
