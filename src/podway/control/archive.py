@@ -4,24 +4,35 @@ While a job runs its output lives on its hosts and is read from there by offset.
 `ROOT/CLUSTER_ID/NUMBER/RANK.PHASE`, with the times of its byte ranges in `RANK.PHASE.times`; the phases of a second attempt are
 called `setup-2` and `run-2`, and so on. The copy goes on where an interrupted one stopped; `complete` is written last. From hosts
 that may vanish it is copied all along, so that what a lost host printed is lost for the last seconds at most.
+
+What hosts send is not trusted: a phase of a rank has at most `MOST_KEPT` bytes here, and ends with a sentence where it had more.
 """
 
 import asyncio
 import contextlib
 import struct
 import threading
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from podway.control.fleet import Fleet, HostSession
 from podway.control.records import Job
+from podway.decoding import from_plain
 from podway.errors import ProviderError
+from podway.hosts.link import AgentReply
+from podway.quantities import format_bytes
 from podway.terminal import safe_line
 
 CHUNK = 1 << 20
+MOST_KEPT = 1 << 30  # of one phase of one rank: output without end must not fill the server's disk
+CUT = "\npodway: this output is longer than {limit}: the rest of it was not kept.\n"
 AT_ONCE = 8
 RECORD = struct.Struct("<QQ")  # end offset, time in ns
 PHASES = ("setup", "run")
+_Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Archive:
@@ -66,15 +77,21 @@ class Archive:
     async def _copy(self, session: HostSession, job: Job, phase: str, path: Path) -> None:
         while True:
             offset = path.stat().st_size if path.exists() else 0
+            if offset >= MOST_KEPT:
+                return
             reply = await session.link.call(
                 "follow", job=job.agent_job_id, phase=phase, offset=offset, limit=CHUNK, wait=0.0
             )
             if not reply.body:
                 return
-            times = reply.fields.get("times", [])
-            await asyncio.to_thread(self._append, path, offset, reply.body, times)
+            data, times = reply.body, _checked_times(reply, offset)
+            if offset + len(data) >= MOST_KEPT:
+                data = data[: MOST_KEPT - offset] + CUT.format(limit=format_bytes(MOST_KEPT)).encode()
+                moment = times[-1][1]
+                times = [pair for pair in times if pair[0] < MOST_KEPT] + [(offset + len(data), moment)]
+            await asyncio.to_thread(self._append, path, offset, data, times)
 
-    def _append(self, path: Path, offset: int, data: bytes, times: list[Any]) -> None:
+    def _append(self, path: Path, offset: int, data: bytes, times: list[tuple[int, int]]) -> None:
         # A copy that was cancelled may still be writing in its thread: whoever finds the file grown leaves it to the other.
         with self._writing:
             if (path.stat().st_size if path.exists() else 0) != offset:
@@ -114,6 +131,18 @@ class Archive:
                 shown = text.replace("\r\n", "\n").rstrip("\n").split("\n")[-lines:]
                 return "\n".join(safe_line(line.rsplit("\r", 1)[-1]) for line in shown)
         return ""
+
+
+def _checked_times(reply: AgentReply, offset: int) -> list[tuple[int, int]]:
+    """The times of a reply's bytes, one pair for each part of them and the last at their end."""
+    try:
+        times = from_plain(reply.fields.get("times"), list[tuple[_Count, _Count]])
+    except msgspec.ValidationError as error:
+        raise ProviderError(f"follow: the host agent answered nonsense ({error})") from None
+    ends = [offset, *(end for end, _ in times)]
+    if not times or ends[-1] != offset + len(reply.body) or any(a >= b for a, b in pairwise(ends)):
+        raise ProviderError("follow: the host agent answered nonsense (times that are not of these bytes)")
+    return times
 
 
 def _times(path: Path, start: int, end: int) -> list[tuple[int, int]]:
