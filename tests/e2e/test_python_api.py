@@ -47,6 +47,8 @@ def read(client: podway.Client) -> None:
     assert_type(plans, list[podway.TrainPlan])
     assert_type(client.rehearse("llama3.1-8b", plans[0]).fits, bool)
     assert_type(client.cancel("c", every=True), list[int])
+    for metrics in client.metrics("c", 1):
+        assert_type(metrics.steps[0].loss, float | None)
     for frame in client.watch("c", 1, raw=True):
         assert_type(frame, podway.Frame)
 
@@ -205,3 +207,22 @@ def test_cancelling_an_async_call_ends_its_thread(pod: Podway) -> None:
         time.sleep(0.05)
     assert threads() == []
     pod.down("c")
+
+
+def test_the_metrics_of_a_run_are_read(pod: Podway) -> None:
+    lines = "; ".join(
+        f"echo completed step: {step}, seconds: 0.5, TFLOP/s/device: 9, Tokens/s/device: 100, total_weights: 8, loss: {9 - step}"
+        for step in range(3)
+    )
+    with podway.Client() as client:
+        launched = client.launch(
+            {"resources": {"accelerators": "tpu-v6e-1"}, "run": lines}, cluster="run", provider="local"
+        )
+        frames = list(client.metrics("run", launched.job))
+        assert [one.loss for frame in frames for one in frame.steps] == [9.0, 8.0, 7.0]
+        assert frames[0].devices == 1 and frames[-1].ended
+        last = next(frame.cursor for frame in reversed(frames) if frame.cursor)
+        assert not any(frame.steps for frame in client.metrics("run", launched.job, follow=False, cursor=last))
+        assert client.runs() == [] and client.planned("run", launched.job).code == "not_training"
+        assert [one.name for one in client.costs().clusters] == ["run"]
+        assert client.wait("run", launched.job, timeout=60).state == "SUCCEEDED"

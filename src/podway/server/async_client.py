@@ -121,6 +121,11 @@ class AsyncClient:
     watch = _stream(Client.watch)
     output = _stream(Client.output)
 
+    runs = _call(Client.runs)
+    metrics = _stream(Client.metrics)
+    planned = _call(Client.planned)
+    costs = _call(Client.costs)
+
     clusters = _call(Client.clusters)
     overview = _call(Client.overview)
     cluster = _call(Client.cluster)
@@ -144,6 +149,7 @@ class AsyncClient:
     rollback_service = _call(Client.rollback_service)
     end_service = _call(Client.end_service)
     service_events = _call(Client.service_events)
+    service_load = _call(Client.service_load)
 
     gateway_routes = _call(Client.gateway_routes)
     gateway_report = _call(Client.gateway_report)

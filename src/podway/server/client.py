@@ -24,7 +24,8 @@ from podway.decoding import json_decoder
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.server import api
-from podway.server.connection import BROKE_OFF, RETRY_S, ClientClosed, NoServer, ServerConnection
+from podway.server.connection import BROKE_OFF, RECONNECT_S, RETRY_S, ClientClosed, NoServer, ServerConnection
+from podway.server.run_client import RunCalls
 from podway.server.service_client import ServiceCalls
 from podway.server.task_source import TaskKeywords, TaskSource, read_source
 from podway.server.urls import query, quote
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from podway.server.planning import RehearsalResult
     from podway.server.shell import HostLogin, ShellCommand
     from podway.task.task import Autostop, Task
-RECONNECT_S = 60.0
 POLL_S = (0.05, 1.0)  # soon at first, then seldom
 LONG_POLL_S = 30.0
 
@@ -63,7 +63,7 @@ class LogKeywords(TypedDict, total=False):
     spread: bool  # behind a line shown once for several hosts, the range of each figure that differs
 
 
-class Client(ServiceCalls):
+class Client(ServiceCalls, RunCalls):
     """See the module docstring. Every method raises UserError, with what to do, when it cannot do what it is asked."""
 
     def __init__(self, url: str | None = None, token: str | None = None, *, retry_s: float = RETRY_S) -> None:

@@ -26,6 +26,7 @@ RETRY_S = 20.0  # how long a call that is safe to repeat is repeated while the n
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 SILENT = "silent"  # the server took the request and did not answer within its time limit
 PROVIDER_FAILED = "provider_failed"  # the server is there, and a cloud is not: `app.py` answers 503 with this code
+RECONNECT_S = 60.0  # how long a stream that broke is tried again
 BROKE_OFF = "upload_broke_off"  # the connection did, in the middle of an upload
 OTHER_VERSION = "other_version"  # client and server speak different APIs: `app.py` answers 426 with this code
 AWAY = (502, 503, 504)  # what a proxy answers for a server that restarts

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from podway.gateway.report import GatewayReport
     from podway.gateway.table import RouteTable
     from podway.launch_options import LaunchRequest
-    from podway.server import service_api
+    from podway.server import page_api, service_api
     from podway.server.api import EventView
     from podway.server.connection import ServerConnection
     from podway.server.service_api import GatewayKeyView
@@ -79,6 +79,13 @@ class ServiceCalls:
         from podway.server.service_api import ServiceView
 
         return self._connection.call("DELETE", _at(name), ServiceView)
+
+    def service_load(self, name: str, seconds: float = 900.0) -> list[page_api.LoadPoint]:
+        """What gateways saw of a service over the last seconds: requests, TTFT and TPOT percentiles, what waits; oldest first."""
+        from podway.server.page_api import ServiceLoadReply
+
+        path = f"{_at(name)}/load?{query({'seconds': seconds})}"
+        return self._connection.call("GET", path, ServiceLoadReply).points
 
     def service_events(self, name: str, after: int = 0) -> list[EventView]:
         """A service's history after an event id, oldest first."""
