@@ -127,7 +127,7 @@ def use(site: Site, seconds: float = 30.0) -> None:
 def main() -> None:
     """Make the site, wait for what it runs, and write the pictures."""
     task = ROOT / "examples" / "learn-by-heart.yaml"
-    with tempfile.TemporaryDirectory() as folder, running_site(Path(folder)) as site:
+    with tempfile.TemporaryDirectory(prefix="site-") as folder, running_site(Path(folder)) as site:
         make_service(site)
         for name, steps in (("learn", 64), ("longer", 96)):
             out = site.home / f"out-{name}"

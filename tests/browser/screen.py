@@ -142,7 +142,7 @@ class Screen:
     def _log_in(self, link: str) -> None:
         """A link opens once: where the way to it was cut, with another one."""
         for _ in range(TRIES):
-            self.link = link = link or self.site.link()
+            self.link = link = link or self.site.link_of(self.site.own_token)
             self.base = link.partition("/login")[0]
             if self._opened(link, "nav"):
                 return

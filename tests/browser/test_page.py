@@ -103,6 +103,71 @@ def test_a_question_stays_open_while_the_view_loads_again(screen: Screen) -> Non
     assert "demo" in screen.site.podway("status")
 
 
+def test_an_open_question_never_turns_into_another(screen: Screen) -> None:
+    """The hosts stop while somebody looks at the question whether to stop them: their click must not start them again."""
+    page = screen.page
+    screen.go("/clusters/demo")
+    page.click("button:text-is('Stop')")
+    page.wait_for_selector("dialog[open] >> text=Stop the hosts of demo")
+
+    def stopped(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "state": "STOPPED"})
+
+    page.route("**/v1/clusters/demo", stopped)
+    screen.site.podway("autostop", "demo", "-i", "600")  # a change: the page asks again
+    page.wait_for_selector("button:text-is('Start')", state="attached")
+    assert page.locator("dialog[open]").count() == 0
+    page.unroute("**/v1/clusters/demo")
+
+
+def test_an_earlier_tab_goes_on_after_another_login(screen: Screen) -> None:
+    """The browser has one session: the second link replaces the first one's, and its token for changes."""
+    page = screen.page
+    screen.allowed = ("status of 403",)
+    screen.go("/clusters/demo")
+    page.wait_for_selector("button:text-is('Autostop')")
+    second = screen.context.new_page()
+    second.goto(screen.site.link())
+    second.wait_for_selector("nav")
+    page.click("button:text-is('Autostop')")
+    page.click("dialog[open] >> text=Set it")
+    page.wait_for_selector("dialog[open]", state="detached")
+    page.wait_for_selector("text=down after 30 idle min")
+
+
+def test_a_session_that_ends_in_the_middle_is_told(screen: Screen) -> None:
+    screen.allowed = ("status of 401",)
+    screen.go("/clusters/demo")
+    screen.page.wait_for_selector(".hosts")
+    screen.context.clear_cookies()
+    screen.page.click("nav >> text=Settings")
+    screen.page.wait_for_selector("text=Please log in")
+
+
+def test_addresses_and_the_way_back(screen: Screen) -> None:
+    page = screen.page
+    screen.go("/%E0%A4%A")
+    page.wait_for_selector("text=There is nothing here")
+    screen.go("/training?runs=demo/1")
+    page.wait_for_selector("h1")
+    page.click("nav >> text=Training")
+    screen.until(lambda: page.url.endswith("/page/training"))
+    page.go_back()
+    screen.until(lambda: page.url.endswith("/page/training?runs=demo/1"))
+    page.click("nav >> text=Clusters")
+    page.click("table >> text=demo")
+    page.wait_for_selector(".timeline li")
+    page.mouse.wheel(0, 300)
+    screen.until(lambda: page.evaluate("scrollY") > 0)
+    where = page.evaluate("scrollY")
+    page.click("table >> text=hello")
+    page.wait_for_selector(".line")
+    page.go_back()
+    page.wait_for_selector(".timeline li")
+    screen.until(lambda: abs(page.evaluate("scrollY") - where) < 50)
+
+
 def test_the_planner_answers_by_name_and_by_config(screen: Screen) -> None:
     screen.allowed = ("status of 404",)
     screen.go("/plan")
@@ -140,9 +205,8 @@ def test_a_plan_is_looked_at_and_launched(screen: Screen) -> None:
 
 
 def test_a_link_opens_once(site: Site, browser: Any) -> None:
-    first = Screen(site, browser)
-    link = first.link
-    first.close()
+    link = site.link()  # as podway ui prints it
+    Screen(site, browser, link=link).close()
     second = Screen(site, browser, link="none")
     second.visit(link, "text=This link was used or has expired")
     second.close()

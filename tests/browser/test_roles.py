@@ -91,3 +91,20 @@ def test_hostile_names_stay_text_everywhere(team: tuple[Site, dict[str, str]], b
         assert screen.page.locator("main script, main img").count() == 0 and "broken" not in screen.page.title()
     assert shown >= 2  # the cluster's jobs and the job itself
     screen.close()
+
+
+def test_a_tab_of_one_person_does_nothing_in_the_name_of_another(
+    team: tuple[Site, dict[str, str]], browser: Any
+) -> None:
+    site, tokens = team
+    screen = opened(team, browser, "owner")
+    page = screen.page
+    screen.go("/clusters/demo")
+    page.click("button:text-is('Take down')")
+    second = screen.context.new_page()
+    second.goto(site.link_of(tokens["admin"]))
+    second.wait_for_selector("nav >> text=Home")
+    page.click("dialog[open] >> .danger")
+    page.wait_for_selector(".who >> text=root")  # the page is loaded again, for whom it is now
+    assert site.client.cluster("demo").state == "UP"
+    screen.close()

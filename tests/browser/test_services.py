@@ -71,7 +71,7 @@ def test_load_latencies_and_the_autoscaler_s_reasons_are_shown(screen: Screen) -
         asked(screen.site, 10)
         page.wait_for_timeout(200)
     assert "wants 2 replicas in place of 1" in page.inner_text(".timeline")
-    for title in ("Requests/s", "Time to first token", "Time per output token", "In flight and waiting"):
+    for title in ("Requests/s", "Time to first token", "Time per token", "In flight and waiting"):
         page.wait_for_selector(f".charts section:has(h2:text-is('{title}')) canvas")
     figures = page.inner_text(".figures")
     assert "TPOT, median" in figures and "99 %:" in figures

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from podway.server.page import FOLDER, POLICY, read_files
-from podway.server.sessions import LINK_S, MOST, SESSION_S, Session, Sessions, csrf_matches
+from podway.server.sessions import LINK_S, MOST, SESSION_S, Session, Sessions, cookie_name, csrf_matches
 from tests.server.in_process import server_in
 
 
@@ -108,6 +108,17 @@ def test_the_catalog_is_told(web: TestClient) -> None:
     slices = web.get("/v1/slices", headers={"Authorization": f"Bearer {TOKEN}"}).json()["slices"]
     found = next(one for one in slices if one["type"] == "v6e-16")
     assert (found["chips"], found["hosts"], found["topology"]) == (16, 4, "4x4") and found["prices"]
+
+
+def test_servers_on_other_ports_of_one_machine_have_other_cookies() -> None:
+    names = [cookie_name(host) for host in ("127.0.0.1:4000", "127.0.0.1:4001", "podway.example.com", "[::1]:4000", "")]
+    assert names == [
+        "podway_session_4000",
+        "podway_session_4001",
+        "podway_session",
+        "podway_session_4000",
+        "podway_session",
+    ]
 
 
 def test_csrf() -> None:

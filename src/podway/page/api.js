@@ -1,36 +1,60 @@
 // The public API of the server: plain requests, and streams of JSON lines. The session's cookie goes along by itself; requests that
 // change something also bring the CSRF token, which another site's page cannot read.
 
+const GIVEN_UP_MS = 60_000; // of a read: a connection may be dead without anybody saying so, as after a laptop's sleep
+
 let csrf = "";
+let user = "";
+let ended = () => {};
+
+// Hear of the end of the session, whichever request finds out.
+export const onEnded = (listener) => (ended = listener);
 
 export class ApiError extends Error {
-  constructor(status, what, hint) {
+  constructor(status, what, hint, code) {
     super(what);
     this.status = status;
+    this.code = code || "";
     this.hint = hint || "";
   }
 }
 
-export async function request(method, path, body) {
+// A change sent with the token of an earlier session (this browser logged in once more, in another tab) is sent again with the new one.
+async function again(attempt) {
+  try {
+    return await attempt();
+  } catch (error) {
+    if (error.code !== "other_session") throw error;
+    await openSession();
+    return attempt();
+  }
+}
+
+export const request = (method, path, body) => again(() => send(method, path, body));
+
+async function send(method, path, body) {
   const headers = {};
   if (body !== undefined) headers["content-type"] = "application/json";
   if (method !== "GET") headers["x-podway-csrf"] = csrf;
   let response;
   try {
-    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    const signal = method === "GET" ? AbortSignal.timeout(GIVEN_UP_MS) : undefined;
+    response = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch {
     throw new ApiError(0, "The server does not answer.", "It may be restarting; this page tries again by itself.");
   }
-  const text = await response.text();
+  let text = "";
   let value = null;
   try {
+    text = await response.text();
     value = text ? JSON.parse(text) : null;
   } catch {
-    /* an answer that is no JSON is an error below */
+    /* an answer that broke off or is no JSON is an error below */
   }
+  if (response.status === 401) ended();
   if (!response.ok || value === null) {
     const error = (value && value.error) || {};
-    throw new ApiError(response.status, error.what || `The server answered ${response.status}.`, error.hint);
+    throw new ApiError(response.ok ? 0 : response.status, error.what || `The server answered ${response.status}.`, error.hint, error.code);
   }
   return value;
 }
@@ -39,7 +63,11 @@ export const get = (path) => request("GET", path);
 
 export async function openSession() {
   const session = await get("/v1/session");
-  csrf = session.csrf;
+  if (user && session.user !== user) {
+    location.reload(); // nothing on the screen is theirs, and nothing that was clicked on it
+    throw new ApiError(403, `${session.user} has logged in here.`, "");
+  }
+  ({ csrf, user } = session);
   return session;
 }
 
@@ -52,7 +80,8 @@ async function pieces(response, end, onPiece) {
     } catch {
       /* no JSON */
     }
-    throw new ApiError(response.status, error.what || `The server answered ${response.status}.`, error.hint);
+    if (response.status === 401) ended();
+    throw new ApiError(response.status, error.what || `The server answered ${response.status}.`, error.hint, error.code);
   }
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
@@ -69,7 +98,9 @@ async function pieces(response, end, onPiece) {
 export const lines = async (path, signal, onLine) => pieces(await fetch(path, { signal }), "\n", (line) => onLine(JSON.parse(line)));
 
 // A request answered by server-sent events, each decoded.
-export async function events(path, body, signal, onEvent) {
+export const events = (path, body, signal, onEvent) => again(() => sendForEvents(path, body, signal, onEvent));
+
+async function sendForEvents(path, body, signal, onEvent) {
   const headers = { "content-type": "application/json", "x-podway-csrf": csrf };
   const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
   await pieces(response, /\r?\n\r?\n/, (piece) => {

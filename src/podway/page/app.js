@@ -1,7 +1,7 @@
 // The frame: navigation, the session, the stream of changes, and the view of the present address.
 
 import { html, render, useEffect, useState } from "./vendor/preact-htm.js";
-import { followChanges, openSession } from "./api.js";
+import { followChanges, onEnded, openSession } from "./api.js";
 import { refresh } from "./state.js";
 import { Link, useRoute } from "./router.js";
 import { Code, Empty, Loading, Problem } from "./parts/elements.js";
@@ -45,6 +45,7 @@ function App() {
   const closed = path === "/expired" || path === "/ended";
   useEffect(() => {
     if (closed) return;
+    onEnded(() => setLink("ended"));
     const open = () => openSession().then((found) => {
       setError(null);
       setSession(found);
@@ -54,6 +55,10 @@ function App() {
       if (!problem.status) setTimeout(open, AGAIN_MS); // the server, or the way to it, is away
     });
     open();
+    // Whoever comes back to a tab may have got another role meanwhile, have logged in as somebody else, or not be logged in at all.
+    const back = () => document.hidden || openSession().then(setSession, () => {});
+    document.addEventListener("visibilitychange", back);
+    return () => document.removeEventListener("visibilitychange", back);
   }, []);
   if (path === "/expired") return html`<${Closed} title="This link was used or has expired" text="A link opens the page once, within two minutes. Open another one:" />`;
   if (path === "/ended") return html`<${Closed} title="You are logged out" text="Open the page again with:" />`;

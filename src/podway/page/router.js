@@ -4,7 +4,14 @@ import { html, useEffect, useState } from "./vendor/preact-htm.js";
 
 const BASE = "/page";
 
-export const here = () => decodeURI(location.pathname.slice(BASE.length)) || "/";
+export function here() {
+  const path = location.pathname.slice(BASE.length) || "/";
+  try {
+    return decodeURI(path);
+  } catch {
+    return path; // a bad escape, which no view has
+  }
+}
 
 export function go(path) {
   if (path !== here() + location.search) history.pushState(null, "", BASE + encodeURI(path));
@@ -12,16 +19,16 @@ export function go(path) {
 }
 
 export function useRoute() {
-  const [path, set] = useState(here());
+  const [, set] = useState("");
   useEffect(() => {
-    const moved = () => {
-      set(here());
-      scrollTo(0, 0);
+    const moved = (event) => {
+      set(here() + location.search); // the same view with other choices is drawn again too
+      if (!event.isTrusted) scrollTo(0, 0); // back and forward: the browser knows where one was
     };
     addEventListener("popstate", moved);
     return () => removeEventListener("popstate", moved);
   }, []);
-  return path;
+  return here();
 }
 
 // What stands behind the ? of the address: [values, set(changes)]; a link to a view with its choices can be sent to somebody.

@@ -31,7 +31,7 @@ from podway.server.page import PageServer
 from podway.server.routes import ROUTES
 from podway.server.routing import ApiCall, Route, Services, Stream, read_query
 from podway.server.service_api import ApplyBody
-from podway.server.sessions import COOKIE, CSRF_HEADER, csrf_matches
+from podway.server.sessions import CSRF_HEADER, OTHER_SESSION, cookie_name, csrf_matches
 from podway.terminal import visible
 from podway.version import __version__
 
@@ -184,8 +184,9 @@ def _check_version(request: Request) -> None:
 
 
 async def _authenticate(services: Services, request: Request) -> Caller:
-    if "authorization" not in request.headers and COOKIE in request.cookies:
-        return _session_caller(services, request)
+    cookie = request.cookies.get(cookie_name(request.headers.get("host", "")))
+    if "authorization" not in request.headers and cookie is not None:
+        return _session_caller(services, request, cookie)
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() != "bearer" or not token:
         raise UserError("token required", "run: podway login URL", status=401)
@@ -193,13 +194,14 @@ async def _authenticate(services: Services, request: Request) -> Caller:
     return await services.tokens.caller(token)
 
 
-def _session_caller(services: Services, request: Request) -> Caller:
+def _session_caller(services: Services, request: Request, cookie: str) -> Caller:
     """Whoever holds the token that the session was opened with; changes must come from the page itself."""
-    session = services.sessions.find(request.cookies[COOKIE])
+    session = services.sessions.find(cookie)
     if session is None:
         raise UserError("the session has ended", "open the page again with: podway ui", status=401)
     if request.method not in ("GET", "HEAD") and not csrf_matches(session, request.headers.get(CSRF_HEADER)):
-        raise UserError("the request does not come from the page", "reload the page, and try again", status=403)
+        what, hint = "the request does not come from the page", "reload the page, and try again"
+        raise UserError(what, hint, status=403, code=OTHER_SESSION)
     request.state.csrf = session.csrf
     return services.tokens.holder(session.token_digest)
 

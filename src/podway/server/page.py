@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 import podway.page
-from podway.server.sessions import COOKIE, SESSION_S, Sessions
+from podway.server.sessions import SESSION_S, Sessions, cookie_name
 
 FOLDER = Path(podway.page.__file__).parent
 KINDS = (".html", ".js", ".css", ".svg", ".txt")
@@ -85,7 +85,8 @@ class PageServer:
             return RedirectResponse("/page/expired", status_code=303, headers=HEADERS)
         answer = RedirectResponse("/page/", status_code=303, headers=HEADERS)
         secure = request.url.scheme == "https"
-        answer.set_cookie(COOKIE, cookie, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=secure)
+        name = cookie_name(request.headers.get("host", ""))
+        answer.set_cookie(name, cookie, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=secure)
         return answer
 
     async def root(self, request: Request) -> Response:

@@ -19,7 +19,7 @@ from podway.server import page_api
 from podway.server.costs import costs_since
 from podway.server.routing import ApiCall
 from podway.server.service_load import load_points
-from podway.server.sessions import COOKIE
+from podway.server.sessions import cookie_name
 from podway.version import __version__
 
 CHANGES_S = 20.0  # a sign of life
@@ -46,7 +46,7 @@ async def session(call: ApiCall) -> page_api.SessionReply:
 async def end_session(call: ApiCall) -> page_api.SessionReply:
     """Log out."""
     assert call.request is not None
-    call.services.sessions.close(call.request.cookies.get(COOKIE, ""))
+    call.services.sessions.close(call.request.cookies.get(cookie_name(call.request.headers.get("host", "")), ""))
     return page_api.SessionReply(user=call.caller.user, role=call.caller.role, csrf="", version=__version__)
 
 

@@ -17,8 +17,14 @@ T = TypeVar("T")
 LINK_S = 120.0
 SESSION_S = 12 * 3600.0
 MOST = 10_000
-COOKIE = "podway_session"
 CSRF_HEADER = "x-podway-csrf"
+OTHER_SESSION = "other_session"  # the code of a change that another session's page sent
+
+
+def cookie_name(host: str) -> str:
+    """The cookie of a page at this address (`127.0.0.1:4000`). Browsers share cookies between the ports of a host, servers do not."""
+    port = host.rpartition(":")[2]
+    return f"podway_session_{port}" if port.isascii() and port.isdigit() else "podway_session"
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

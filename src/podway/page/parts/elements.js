@@ -18,12 +18,17 @@ export const Empty = ({ title, children }) => html`<div class="empty"><h3>${titl
 export const Code = ({ children, block }) => {
   const text = [children].flat().join("");
   const [copied, set] = useState(false);
+  const code = useRef(null);
   const copy = async () => {
-    await navigator.clipboard.writeText(text);
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else {
+      getSelection().selectAllChildren(code.current); // over plain http to another machine there is no clipboard
+      document.execCommand("copy");
+    }
     set(true);
     setTimeout(() => set(false), 1500);
   };
-  return html`<div class=${block ? "code block" : "code"}>${block ? html`<pre tabindex="0"><code>${text}</code></pre>` : html`<code tabindex="0">${text}</code>`}
+  return html`<div class=${block ? "code block" : "code"}>${block ? html`<pre tabindex="0"><code ref=${code}>${text}</code></pre>` : html`<code tabindex="0" ref=${code}>${text}</code>`}
     <button class="quiet" onClick=${copy} aria-label=${copied ? "Copied" : "Copy"}>${copied ? "Copied" : "Copy"}</button></div>`;
 };
 
@@ -76,7 +81,7 @@ export function Table({ rows, columns, caption, onOpen }) {
 }
 
 // A button that asks before it acts, and says what came of it.
-export function Action({ label, question, confirm, danger, act, children }) {
+export function Action({ label, question, confirm, danger, act, onOpen, children }) {
   const dialog = useRef(null);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
@@ -85,14 +90,14 @@ export function Action({ label, question, confirm, danger, act, children }) {
     setError(null);
     try {
       await act();
-      dialog.current.close();
+      if (dialog.current) dialog.current.close(); // the view may have gone with what it showed
     } catch (problem) {
       setError(problem instanceof ApiError ? problem : new ApiError(0, String(problem.message || problem), ""));
     }
     setBusy(false);
   };
   return html`
-    <button class=${danger ? "danger" : ""} onClick=${() => { setError(null); dialog.current.showModal(); }}>${label}</button>
+    <button class=${danger ? "danger" : ""} onClick=${() => { setError(null); if (onOpen) onOpen(); dialog.current.showModal(); }}>${label}</button>
     <dialog ref=${dialog} aria-label=${label}>
       <p>${question}</p>
       ${children || null}

@@ -3,7 +3,7 @@
 // Lines are kept in an array and only those on the screen are elements; each is text and nothing else, so that whatever a job prints
 // (markup, terminal escapes) is shown and never obeyed. Arriving lines are drawn once a frame.
 
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { lines as readLines } from "../api.js";
 
 const LINE = 18; // pixels, as in style.css
@@ -14,6 +14,15 @@ const SPARE = 50_000; // dropped at once: cutting the front of a long array is s
 // Colours and cursor movements of terminals are left out; other control characters are shown as what they are.
 const ESCAPES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[@-Z\\-_])/g;
 export const plain = (text) => text.replace(ESCAPES, "").replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f]/g, "\ufffd");
+
+const MOST_FOUND = 100_000;
+
+// Pure but for `seen`, what was found so far: only lines that came since are looked at, however often it is asked.
+export function findLines(seen, log, needle) {
+  if (seen.needle !== needle || seen.log !== log || seen.dropped !== log.dropped) Object.assign(seen, { needle, log, dropped: log.dropped, next: 0, places: [] });
+  for (; seen.next < log.lines.length && seen.places.length < MOST_FOUND; seen.next++) if (log.lines[seen.next].toLowerCase().includes(needle)) seen.places.push(seen.next);
+  return seen.places;
+}
 
 export function LogView({ cluster, job, hosts }) {
   const [rank, setRank] = useState("");
@@ -82,13 +91,8 @@ export function LogView({ cluster, job, hosts }) {
   }, [cluster, job, rank, raw]);
 
   const count = kept.current.lines.length;
-  const found = useMemo(() => {
-    if (!search) return null;
-    const needle = search.toLowerCase();
-    const places = [];
-    for (let i = 0; i < count && places.length < 100000; i++) if (kept.current.lines[i].toLowerCase().includes(needle)) places.push(i);
-    return places;
-  }, [search, count]);
+  const looked = useRef({});
+  const found = search ? findLines(looked.current, kept.current, search.toLowerCase()) : null;
   const shown = found ? found.length : count;
 
   useEffect(() => {

@@ -67,8 +67,8 @@ export function ClusterView({ name, session }) {
     <div class="heading"><h1>${one.name} <${State} state=${one.state} /></h1>
       ${session.role === "viewer" || one.state === "GONE" ? null : html`<div class="buttons">
         <${Action} label="Autostop" confirm="Set it" question=${`Take ${one.name} down once it has been idle for 30 minutes?`} act=${act("POST", `${path}/autostop`, { autostop: { idle_minutes: 30, down: true } })} />
-        ${one.state === "STOPPED" ? html`<${Action} label="Start" question=${`Start ${one.name}?`} act=${act("POST", `${path}/start`)} />`
-          : html`<${Action} label="Stop" question=${`Stop the hosts of ${one.name} and keep their disks? Jobs that run are cancelled.`} act=${act("POST", `${path}/stop`)} />`}
+        ${one.state === "STOPPED" ? html`<${Action} key="start" label="Start" question=${`Start ${one.name}?`} act=${act("POST", `${path}/start`)} />`
+          : html`<${Action} key="stop" label="Stop" question=${`Stop the hosts of ${one.name} and keep their disks? Jobs that run are cancelled.`} act=${act("POST", `${path}/stop`)} />`}
         <${Action} label="Take down" danger=${true} question=${`Delete ${one.name} and everything it made? Jobs that run are cancelled.`} act=${act("DELETE", path)} />
       </div>`}</div>
     ${one.reason ? html`<p class="muted">${one.reason}</p>` : null}

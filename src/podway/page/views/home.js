@@ -51,7 +51,7 @@ export function Home() {
         <${Figure} label="Chips" value=${chips} note="of clusters that are up" />
         <${Figure} label="Open jobs" value=${jobs} note="running or waiting" />
         <${Figure} label="Cost now" value=${`${dollars(hourly)}/h`} note="of what is up" />
-        <${Figure} label="This month" value=${dollars(spent)} note="clusters created since the 1st" />
+        <${Figure} label="This month" value=${dollars(spent)} note="since the 1st" />
       </div>
       ${needs.length ? html`<${Card} title="Needs attention"><ul class="needs">${needs.map((one) => html`
         <li class=${one.tone} key=${one.key}>${one.to ? html`<${Link} to=${one.to}>${one.what}</${Link}>` : html`<b>${one.what}</b>`}<span class="muted">${one.hint}</span></li>`)}</ul></${Card}>` : null}

@@ -28,7 +28,7 @@ export function sources(services, served) {
   const models = [...newest.values()].map((one) => ({
     key: `service ${one.name}`, label: `${one.model} (service ${one.name})`, path: `/v1/services/${encodeURIComponent(one.name)}`,
     known: { models: [one.model], ready: one.state === "READY" || one.min_replicas === 0, note: one.state.replaceAll("_", " ").toLowerCase() },
-    base: one.url ? `${one.url.slice(0, -one.path.length)}/v1` : "http://GATEWAY/v1", secret: one.auth,
+    base: one.url ? `${one.url.slice(0, -one.path.length)}/v1` : "GATEWAY/v1", secret: one.auth,
     where: one.url ? `The address is the gateway's${one.auth ? "; podway gateway keys create NAME makes a key for it" : ""}.` : "No gateway reports to this server: put in the address of yours.",
   }));
   const jobs = served.map((one) => ({
@@ -65,6 +65,9 @@ export function Models({ session }) {
 
 const READY_S = 3; // between two looks at a model that is not ready yet
 
+// In the place of what was talked to and is there no more: another model must not go on with its conversation.
+const gone = (key) => ({ key, label: key, path: "", known: { models: [], ready: false, note: "not served any more" }, base: "", secret: false, where: "" });
+
 function Playground({ served, session }) {
   const [sides, setSides] = useState([served[0].key]);
   const [system, setSystem] = useState("");
@@ -75,7 +78,7 @@ function Playground({ served, session }) {
   const [cleared, setCleared] = useState(0);
   const [busy, setBusy] = useState({});
   const [models, setModels] = useState({});
-  const chosen = sides.map((key) => served.find((one) => one.key === key) || served[0]);
+  const chosen = sides.map((key) => served.find((one) => one.key === key) || gone(key));
   const able = chosen.every((_, index) => models[index]);
   const working = Object.values(busy).some(Boolean);
   const send = (event) => {
@@ -185,7 +188,7 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
   const busy = talk.length > 0 && talk[talk.length - 1].ended === null;
   return html`<${Card}>
     <header class="side-head"><label><span class="visually-hidden">Model ${index + 1}</span><select value=${one.key} onChange=${(event) => choose(event.target.value)}>
-      ${served.map((other) => html`<option key=${other.key} value=${other.key}>${other.label}</option>`)}</select></label>
+      ${(served.includes(one) ? served : [one, ...served]).map((other) => html`<option key=${other.key} value=${other.key}>${other.label}</option>`)}</select></label>
       ${names.length > 1 ? html`<label><span class="visually-hidden">Name</span><select value=${name} onChange=${(event) => setModel(event.target.value)}>${names.map((other) => html`<option key=${other} value=${other}>${other}</option>`)}</select></label>` : html`<span class="muted">${name}</span>`}
       ${ready ? null : html`<span class="state busy">${found.value ? found.value.note : "asking"}</span>`}
       ${busy ? html`<button onClick=${() => stop.current.abort()}>Stop</button>` : null}</header>

@@ -90,7 +90,11 @@ export function ServiceView({ name, session }) {
 function Scale({ one, path, act }) {
   const [least, setLeast] = useState(String(one.min_replicas));
   const [most, setMost] = useState(String(one.max_replicas));
-  return html`<${Action} label="Scale" question=${`How many replicas of ${one.name}?`} confirm="Set it" act=${act("POST", `${path}/scale`, { min_replicas: Number(least), max_replicas: Number(most) })}>
+  const now = () => {
+    setLeast(String(one.min_replicas));
+    setMost(String(one.max_replicas));
+  };
+  return html`<${Action} label="Scale" onOpen=${now} question=${`How many replicas of ${one.name}?`} confirm="Set it" act=${act("POST", `${path}/scale`, { min_replicas: Number(least), max_replicas: Number(most) })}>
     <div class="form"><label>At least<input inputmode="numeric" value=${least} onInput=${(event) => setLeast(event.target.value)} /></label>
       <label>At most<input inputmode="numeric" value=${most} onInput=${(event) => setMost(event.target.value)} /></label></div></${Action}>`;
 }
@@ -99,7 +103,7 @@ const percentiles = (name) => [["50 %", "--t0", "p50"], ["90 %", "--t1", "p90"],
 const CHARTS = [
   { title: "Requests/s", lines: [["requests", "--t0", (point) => point.rps], ["failed", "--t4", (point) => point.failed]] },
   { title: "Time to first token", unit: duration, lines: percentiles("ttft"), none: "No request was answered in this time." },
-  { title: "Time per output token", unit: duration, lines: percentiles("tpot"), none: "No answer was streamed in this time." },
+  { title: "Time per token", unit: duration, lines: percentiles("tpot"), none: "No answer was streamed in this time." },
   { title: "In flight and waiting", lines: [["in flight", "--t0", (point) => point.in_flight], ["waiting", "--t1", (point) => point.waiting]] },
 ];
 
