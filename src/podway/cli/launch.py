@@ -41,6 +41,11 @@ from podway.task.task import Autostop
     "--project", metavar="NAME", help="On a team's server: the project whose members may manage a new cluster."
 )
 @click.option("--model", metavar="NAME", help="With --tpus auto: the model, if the task does not name it.")
+@click.option(
+    "--one-shot",
+    is_flag=True,
+    help="On Kubernetes: a JobSet that runs the task and ends. With --dryrun only: prints YAML for kubectl apply.",
+)
 @click.option("--no-setup", is_flag=True, help="Skip the task's setup commands.")
 @click.option("--raw", is_flag=True, help="Show lines that several hosts print alike once per host.")
 @yes_option
@@ -59,6 +64,7 @@ def command(
     valid_until: str | None,
     project: str | None,
     model: str | None,
+    one_shot: bool,
     no_setup: bool,
     raw: bool,
     yes: bool,
@@ -80,7 +86,13 @@ def command(
         setup=not no_setup,
         retry_until_up=retry_until_up,
         valid_until_s=None if valid_until is None else parse_duration(valid_until, "--valid-until"),
+        one_shot=one_shot,
     )
+    if one_shot and not dryrun:
+        raise UserError(
+            "a one-shot run is only rendered in this version, not sent",
+            "send it yourself: podway launch --one-shot --dryrun ... | kubectl apply -f -",
+        )
     interaction = Interaction(yes=yes, detach=detach_run, dryrun=dryrun, raw=raw, json=output == "json")
     task = read_sized(entrypoint, overrides, model)
     if task.service is not None:

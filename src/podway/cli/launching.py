@@ -53,7 +53,7 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
         preview = client.preview(request)
         if interaction.dryrun:
             _show(screen, task, preview)
-            click.echo(msgspec.json.format(msgspec.json.encode(preview.request)))
+            click.echo(_request_text(preview, task, options).rstrip("\n"))
             return 0
         if task.dev is not None and preview.exists and was_prepared(client, preview.cluster):
             return _go_on(client, screen, preview, interaction)
@@ -75,6 +75,14 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
                 continue
             return _see_through(client, screen, task, reply, interaction)
         raise UserError("the offers keep changing", "name one place, e.g. with --zone, and run the command again")
+
+
+def _request_text(preview: PreviewReply, task: Task, options: LaunchOptions) -> str:
+    if options.one_shot:
+        from podway.cli.manifests import as_yaml  # few launches print YAML
+
+        return as_yaml(preview.request, task)
+    return msgspec.json.format(msgspec.json.encode(preview.request)).decode()
 
 
 def _show(screen: Screen, task: Task, preview: PreviewReply) -> None:

@@ -20,6 +20,7 @@ from podway.control.autostop_policy import autostop_of
 from podway.control.capability_check import check_targets, remarks
 from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
+from podway.control.one_shot import check_makes_cluster, render_for
 from podway.control.provisioning import begin_attempt
 from podway.control.records import CapacitySearch, Cluster, ClusterState, Event, Job, JobState, default_name
 from podway.control.store import AlreadyEnded, Stale, Store
@@ -101,19 +102,17 @@ class Control:
             cluster=name,
             offers=offers,
             order=order,
-            request=self.provider(order.provider).render(name, order),
+            request=render_for(self.provider(order.provider), name, order, request, caller.user),
             exists=known is not None,
             digest=agreement(order, exists=known is not None),
-            notes=self._judge(request.task, order.provider, request.files, setup=request.options.setup),
+            notes=()
+            if request.options.one_shot
+            else self._judge(request.task, order.provider, request.files, setup=request.options.setup),
         )
 
     def launch(self, request: LaunchRequest, caller: Caller, prefer: Prefer | None = None) -> Launched:
         """Make the cluster (or take the one of that name), and queue the task on it. `prefer`: a replica's, where it is best made."""
-        if request.task.service is not None and prefer is None:
-            raise UserError(
-                "this task is a service, which needs more than one run of it",
-                "make it with: podway apply -f FILE, or Client.apply_service",
-            )
+        check_makes_cluster(request, replica=prefer is not None)
         name = self._name(request.options.cluster, caller.user)
         check_project(caller, request.options.project)
         check_inventory(caller, request.task)

@@ -24,7 +24,7 @@ from podway.hosts.link import Connect
 from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.provider_table import ProviderRow, find_row, load, provider_rows, row_of, simulated_names, unknown_provider
-from podway.task.task import Resources
+from podway.task.task import Resources, Task
 
 log = logging.getLogger("podway.providers")
 
@@ -192,6 +192,14 @@ class SupportsListing(Protocol):
 
 
 @runtime_checkable
+class SupportsOneShot(Protocol):
+    """Places that can run a task to its end without a cluster of Podway's."""
+
+    def render_one_shot(self, name: str, order: Order, task: Task, user: str) -> Request:
+        """What has to be created for it. Pure."""
+
+
+@runtime_checkable
 class SupportsSelfTeardown(Protocol):
     """Clusters whose head host can end them while no server looks after them."""
 
@@ -326,6 +334,7 @@ __all__ = [
     "Step",
     "SupportsCertificates",
     "SupportsListing",
+    "SupportsOneShot",
     "SupportsOwnNetwork",
     "SupportsSelfTeardown",
     "SupportsShell",

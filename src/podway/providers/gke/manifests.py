@@ -33,6 +33,7 @@ EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 NODE_POOL = "cloud.google.com/gke-nodepool"
 TPU = "google.com/tpu"
 CONTAINER, SLICE = "main", "slice"
+START_S = 600  # for the first process to be ready, once the image is there
 GRACE_S = 30  # Kubernetes' own default between SIGTERM and SIGKILL
 
 # A pod is called JOBSET-slice-JOB-POD-xxxxx and its host name must have 63 characters at most (RFC 1123): this is left for JOBSET
@@ -54,6 +55,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 
     image: str
     command: tuple[str, ...]
+    started: tuple[str, ...] = ()  # a command that succeeds once it has started: the pod is not ready before
     env: tuple[Manifest, ...] = ()
     env_from: tuple[Manifest, ...] = ()
     mounts: tuple[Manifest, ...] = ()
@@ -182,6 +184,9 @@ def _pod(context: JobSetContext, order: Order, container: Container) -> Manifest
         # Chips reach other slices through the node's own network cards; a pod network in between costs bandwidth.
         pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     runs: Manifest = {"name": CONTAINER, "image": container.image, "command": list(container.command)}
+    if container.started:
+        often = {"periodSeconds": 1, "failureThreshold": START_S}
+        runs["startupProbe"] = {"exec": {"command": list(container.started)}, **often}
     if container.env:
         runs["env"] = list(container.env)
     if container.env_from:

@@ -27,14 +27,14 @@ from podway.providers.gke.manifests import (
     JOBSET_NAME,
     NAME,
     OWNER,
-    JobSetContext,
     object_name,
 )
 from podway.providers.gke.offers import find_offers
+from podway.providers.gke.one_shot import render_one_shot
 from podway.providers.gke.render import HOME, render, with_agent
 from podway.providers.gke.state import condition_of, observation, worker_of
 from podway.providers.gke.streams import run_in_pod
-from podway.task.task import Resources
+from podway.task.task import Resources, Task
 
 _PATHS = {"ConfigMap": CONFIG_MAPS, "Secret": SECRETS, "JobSet": JOBSETS}
 _AGENT = f"{HOME}/.podway/agent.pyz"
@@ -98,9 +98,9 @@ class GkeProvider:
         """The ConfigMap and the JobSet."""
         return render(self.clusters.render_context(order.region), name, order)
 
-    def render_context(self, order: Order) -> JobSetContext:
-        """What requests for this order depend on."""
-        return self.clusters.render_context(order.region)
+    def render_one_shot(self, name: str, order: Order, task: Task, user: str) -> Request:
+        """A JobSet that runs the task and ends."""
+        return render_one_shot(self.clusters.render_context(order.region), name, order, task, user)
 
     async def submit(self, request: Request) -> None:
         """Create what is not there yet."""

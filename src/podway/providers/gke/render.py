@@ -32,6 +32,8 @@ FOLDER = "/podway/agent"  # where the ConfigMap is seen
 PACKED = "agent.pyz.gz"
 
 START = f"""\
+serving=
+trap ending TERM
 agent="$HOME/.podway/agent.pyz"
 mkdir -p -m 700 "$HOME/.podway" "$HOME/sky_workdir"
 [ -e "$agent" ] || python3 -c 'import gzip, sys; sys.stdout.buffer.write(gzip.open(sys.argv[1]).read())' \
@@ -42,10 +44,9 @@ ending() {{
   for p in $(others); do kill -TERM "$p" 2>/dev/null; done
   while for p in $(others); do kill -0 "$p" 2>/dev/null && [ "$(cut -d' ' -f3 "/proc/$p/stat" 2>/dev/null)" != Z ] && break; done
   do sleep 0.2; done
-  kill -TERM "$serving" 2>/dev/null
+  [ -z "$serving" ] || kill -TERM "$serving" 2>/dev/null
   exit 143
 }}
-trap ending TERM
 while :; do
   python3 -S -E "$agent" serve --home "$HOME" --address "$PODWAY_POD_IP" &
   serving=$!
@@ -96,6 +97,7 @@ def _jobset(context: JobSetContext, name: str, order: Order) -> Manifest:
     container = Container(
         image=order.image or context.settings.image,
         command=("bash", "-c", START),
+        started=("test", "-S", f"{HOME}/.podway/agent.sock"),
         env=(
             {"name": "HOME", "value": HOME},
             {"name": "PODWAY_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},

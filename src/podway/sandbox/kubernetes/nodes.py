@@ -47,6 +47,7 @@ class RunningPod:
         self.place, self.process, self.env, self.grace_s = place, process, env, grace_s
         self.kill_at: float | None = None
         self.reported = False
+        self.ready = False
 
     def inner(self) -> int | None:
         """The container's first process, as this machine numbers it."""
@@ -55,8 +56,18 @@ class RunningPod:
             return int(path.read_text().split()[0])
         return None
 
+    def booted(self) -> bool:
+        """Whether its own command runs: no signal but SIGKILL reaches a first process that has no handler."""
+        inner = self.inner()
+        try:
+            return inner is not None and b"pod_boot" not in Path(f"/proc/{inner}/cmdline").read_bytes()
+        except OSError:
+            return False
+
     def end(self) -> None:
-        """SIGTERM now, SIGKILL after the grace period."""
+        """SIGTERM as soon as it runs, SIGKILL after the grace period."""
+        if self.kill_at is None and not self.booted() and self.process.poll() is None:
+            return
         if self.kill_at is None:
             self.kill_at = time.monotonic() + self.grace_s
             self._signal(signal.SIGTERM)
@@ -201,6 +212,8 @@ class Nodes:
         elif running is not None:
             if running.process.poll() is not None:
                 self._report_end(pod, running)
+            elif not running.ready and running.booted():
+                self._probe(pod, running)
         elif status.get("phase") in (None, "", "Pending"):
             image = pod["spec"]["containers"][0]["image"]
             if image in self.unpullable:
@@ -243,6 +256,20 @@ class Nodes:
         grace_s = float(spec.get("terminationGracePeriodSeconds", 30))
         self._pods[uid] = RunningPod(place, process, env, grace_s)
         self._names[metadata["namespace"], metadata["name"]] = uid
+        self._report(pod, "Running", {"running": {"startedAt": now()}}, ready=False)
+
+    def _probe(self, pod: Fields, running: RunningPod) -> None:
+        """Ready once its startup probe succeeds; at once without one."""
+        probe = pod["spec"]["containers"][0].get("startupProbe")
+        if probe is not None:
+            entered = self._enter(pod["metadata"]["namespace"], pod["metadata"]["name"], probe["exec"]["command"])
+            if entered is None:
+                return
+            with entered:
+                entered.communicate(timeout=30)
+            if entered.returncode:
+                return
+        running.ready = True
         self._report(pod, "Running", {"running": {"startedAt": now()}}, ready=True)
 
     def _environment(self, pod: Fields, container: Fields, address: str) -> dict[str, str]:

@@ -1,0 +1,34 @@
+"""A request for Kubernetes as the YAML that `kubectl apply -f -` takes."""
+
+from typing import Any
+
+import yaml
+
+from podway.task.task import Task
+
+
+class _Dumper(yaml.SafeDumper):
+    """Scripts as blocks, so that people can read them."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def as_yaml(request: dict[str, Any], task: Task) -> str:
+    """The request's objects, one document each. Secrets are not among them: a comment says how to make theirs."""
+    bodies = [step["body"] for step in request["steps"]]
+    text = yaml.dump_all(bodies, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=1000, allow_unicode=True)
+    return "".join(_secret_comment(body, task) for body in bodies if body["kind"] == "JobSet") + text
+
+
+def _secret_comment(jobset: dict[str, Any], task: Task) -> str:
+    if not task.secrets:
+        return ""
+    metadata = jobset["metadata"]
+    values = " ".join(f'--from-literal={key}="${key}"' for key in sorted(task.secrets))
+    command = f"kubectl create secret generic {metadata['name']} -n {metadata['namespace']} {values}"
+    return f"# Secrets are not printed; make them first:\n#   {command}\n"

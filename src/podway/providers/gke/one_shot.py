@@ -1,0 +1,197 @@
+"""Task + Order -> a JobSet that runs the task and ends, with nothing of Podway's in its pods. Pure; golden-tested.
+
+This is what XPK submits: an image with everything in it, a command on every host, restarts by JobSet. It needs no server once it is
+applied. Each rank's environment is the one a job has everywhere (`podway.launch`): what all ranks have alike is in the container's
+`env`, what differs is in a file for each rank in the ConfigMap, beside the scripts.
+
+Secrets are not in the manifests: the pods take them from a Secret of the same name, which a person makes (the CLI prints how), so that
+nothing secret is printed or kept.
+"""
+
+import shlex
+
+from podway.errors import UserError
+from podway.launch import Launch
+from podway.order import Host, Order
+from podway.providers import Request
+from podway.providers.gke.manifests import (
+    GRACE_S,
+    JOB_INDEX,
+    POD_INDEX,
+    SLICE,
+    Container,
+    JobSetContext,
+    Manifest,
+    Restarts,
+    jobset,
+    metadata,
+    object_name,
+)
+from podway.providers.gke.render import HOME, request_of
+from podway.task.task import Bucket, LocalDir, Task
+
+FOLDER = "/podway/run"
+# Exit codes that restart, as XPK has them: 42 is a program's own wish, 127 and above are signals and commands that were not found.
+RESTART_CODES = (42, *range(127, 256))
+RESTARTS = 10  # for a task that comes back from interruptions and names no number: JobSet counts both alike
+KEPT_S = 12 * 3600  # an ended JobSet is kept so long for its logs
+
+START = """\
+child=
+trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null; told=1' TERM
+step() {{
+  "$@" &
+  child=$!
+  while :; do
+    wait "$child"
+    code=$?
+    kill -0 "$child" 2>/dev/null || return $code
+  done
+}}
+rank=$((PODWAY_SLICE_ID * {hosts} + PODWAY_WORKER))
+set -a
+. {folder}/rank-$rank
+set +a
+mkdir -p "$HOME/sky_workdir" && cd {cwd} || exit 1
+if [ -s {folder}/setup ]; then step {shell} {folder}/setup || exit; fi
+[ -z "$told" ] || exit 143
+step {shell} {folder}/run
+"""
+
+
+def render_one_shot(context: JobSetContext, name: str, order: Order, task: Task, user: str) -> Request:
+    """The ConfigMap with the scripts, and the JobSet."""
+    _check(task)
+    ident = object_name(context.owner, name)
+    envs = _environments(context, name, order, task, user)
+    alike = {key: value for key, value in envs[0].items() if all(env.get(key) == value for env in envs)}
+    files = {"setup": _script(name, order, task, user, "setup"), "run": _script(name, order, task, user, "run")}
+    for rank, env in enumerate(envs):
+        own = {key: value for key, value in env.items() if key not in alike}
+        files[f"rank-{rank}"] = "".join(f"{key}={shlex.quote(value)}\n" for key, value in sorted(own.items()))
+    config: Manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(context, name), "data": files}
+    mounts, volumes, annotations = _buckets(task)
+    container = Container(
+        image=order.image or context.settings.image,
+        command=("bash", "-c", _start(order, task)),
+        env=(
+            *({"name": key, "value": value} for key, value in sorted({"HOME": HOME, **alike}.items())),
+            {"name": "PODWAY_SLICE_ID", "valueFrom": _field(f"metadata.labels['{JOB_INDEX}']")},
+            {"name": "PODWAY_WORKER", "valueFrom": _field(f"metadata.annotations['{POD_INDEX}']")},
+        ),
+        env_from=({"secretRef": {"name": ident}},) if task.secrets else (),
+        mounts=({"name": "run", "mountPath": FOLDER}, {"name": "home", "mountPath": HOME}, *mounts),
+        volumes=(
+            {"name": "run", "configMap": {"name": ident}},
+            {"name": "home", "emptyDir": {}},
+            *volumes,
+        ),
+        annotations=annotations,
+        grace_s=GRACE_S if task.stop_duration_s is None else task.stop_duration_s,
+    )
+    made = jobset(context, name, order, container, restarts_of(task))
+    made["spec"]["ttlSecondsAfterFinished"] = KEPT_S
+    if task.max_duration_s is not None:
+        made["spec"]["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] = task.max_duration_s
+    return request_of(context, name, [config, made])
+
+
+def restarts_of(task: Task) -> Restarts:
+    """How often JobSet restarts it all, and after which exit codes."""
+    back = task.recovery
+    most = 0 if back is None else back.max_restarts_on_errors or RESTARTS
+    return Restarts(most=most, exit_codes=(*RESTART_CODES, *(back.exit_codes if back else ())))
+
+
+def _check(task: Task) -> None:
+    """What such a run cannot do, in one sentence each."""
+    if task.kind != "task":
+        raise UserError(
+            "--one-shot runs a task to its end; this file is a service or a dev environment", "leave it out"
+        )
+    local = [mount.target for mount in task.file_mounts if isinstance(mount.source, LocalDir)]
+    if isinstance(task.workdir, LocalDir) or local:
+        what = "workdir" if isinstance(task.workdir, LocalDir) else f"file_mounts {local[0]}"
+        raise UserError(
+            f"--one-shot: nothing syncs {what} to the pods",
+            "put the files into the image, take them from git or a bucket, or leave --one-shot out",
+        )
+    for mount in task.file_mounts:
+        if isinstance(mount.source, Bucket) and (mount.source.mode == "COPY" or mount.source.upload):
+            raise UserError(
+                f"--one-shot: {mount.source.uri} can be mounted, not copied", "use mode: MOUNT, or leave --one-shot out"
+            )
+    if task.registry is not None:
+        raise UserError(
+            "--one-shot: registry_auth is not used", "make a pull secret of it, and name that in gke.yaml: pull_secret"
+        )
+
+
+def _environments(context: JobSetContext, name: str, order: Order, task: Task, user: str) -> list[dict[str, str]]:
+    ident = object_name(context.owner, name)
+    hosts = tuple(
+        Host(
+            cluster=name,
+            rank=rank,
+            slice=rank // order.hosts_per_slice,
+            worker=rank % order.hosts_per_slice,
+            address=f"{ident}-{SLICE}-{rank // order.hosts_per_slice}-{rank % order.hosts_per_slice}.{ident}",
+            home=HOME,
+            id=f"{context.owner}/{name}-{rank}",
+        )
+        for rank in range(order.hosts)
+    )
+    launch = _launch(name, order, task, user, hosts)
+    envs = [launch.env_for(host, "setup") | launch.env_for(host, "run") for host in hosts]
+    for env in envs:
+        env.pop("PODWAY_SLICE_ID")  # the pod's own label says it
+    return envs
+
+
+def _launch(name: str, order: Order, task: Task, user: str, hosts: tuple[Host, ...]) -> Launch:
+    return Launch(
+        job=name,
+        number=1,
+        cluster=name,
+        task=task,
+        order=order,
+        hosts=hosts,
+        simulated=False,
+        user=user,
+        submitted=0.0,
+    )
+
+
+def _script(name: str, order: Order, task: Task, user: str, phase: str) -> str:
+    return _launch(name, order, task, user, ()).script(phase)
+
+
+def _start(order: Order, task: Task) -> str:
+    cwd = '"$HOME/sky_workdir"' if task.working_dir is None else shlex.quote(task.working_dir)
+    return START.format(hosts=order.hosts_per_slice, folder=FOLDER, cwd=cwd, shell=shlex.quote(task.shell))
+
+
+def _buckets(task: Task) -> tuple[list[Manifest], list[Manifest], dict[str, str]]:
+    """Buckets by GKE's gcsfuse driver, whose sidecar is asked for by an annotation."""
+    mounts: list[Manifest] = []
+    volumes: list[Manifest] = []
+    for number, mount in enumerate(one for one in task.file_mounts if isinstance(one.source, Bucket)):
+        source = mount.source
+        assert isinstance(source, Bucket)
+        bucket, _, prefix = source.uri.removeprefix("gs://").partition("/")
+        options = ["implicit-dirs", *([f"only-dir={prefix.strip('/')}"] if prefix.strip("/") else [])]
+        attributes = {"bucketName": bucket, "mountOptions": ",".join(options)}
+        csi = {"driver": "gcsfuse.csi.storage.gke.io", "readOnly": source.read_only, "volumeAttributes": attributes}
+        volumes.append({"name": f"bucket-{number}", "csi": csi})
+        mounts.append({"name": f"bucket-{number}", "mountPath": _path(mount.target), "readOnly": source.read_only})
+    return mounts, volumes, {"gke-gcsfuse/volumes": "true"} if volumes else {}
+
+
+def _path(target: str) -> str:
+    if target.startswith("/"):
+        return target
+    return f"{HOME}/{target[2:]}" if target.startswith("~/") else f"{HOME}/sky_workdir/{target}"
+
+
+def _field(path: str) -> Manifest:
+    return {"fieldRef": {"fieldPath": path}}

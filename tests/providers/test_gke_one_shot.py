@@ -1,0 +1,222 @@
+"""One-shot runs on Kubernetes: as YAML, beside XPK's, and run on a small Kubernetes."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from podway.catalog.slices import find_slice
+from podway.cli.manifests import as_yaml
+from podway.errors import UserError
+from podway.order import Order
+from podway.providers import Request
+from podway.providers.gke.manifests import JobSetContext, object_name
+from podway.providers.gke.one_shot import render_one_shot
+from podway.providers.gke.settings import GkeSettings
+from podway.sandbox.kubernetes.running import NodePool, RunningKubernetes, running_kubernetes, why_no_namespaces
+from podway.task.task import Bucket, FileMount, Git, LocalDir, Recovery, Registry, Task
+from tests.conftest import wait_until
+from tests.providers.xpk_oracle import CASES, GOLDEN, facts
+
+SETTINGS = GkeSettings(queue="multislice-queue", priority_class="medium")
+CONTEXT = JobSetContext(owner="ab12cd34", context="east", namespace="default", settings=SETTINGS)
+TASK = Task(
+    name="train",
+    setup="pip install -r requirements.txt",
+    run="python3 train.py --rank $SKYPILOT_NODE_RANK\n",
+    env={"A": "it's $HOME"},
+    secrets={"HF_TOKEN": "very-secret-value"},
+    workdir=Git(url="https://example.com/repo.git", ref="main"),
+    file_mounts=(FileMount(target="/data", source=Bucket(uri="gs://corpus/c4", read_only=True)),),
+    recovery=Recovery(max_restarts_on_errors=3, exit_codes=(3, 4)),
+    stop_duration_s=300,
+    max_duration_s=3600,
+)
+
+
+def order(tpu: str, slices: int = 1, **more: Any) -> Order:
+    found = find_slice(tpu)
+    return Order(
+        accelerator_type=found.accelerator_type,
+        topology=found.topology_text,
+        provider="gke",
+        slices=slices,
+        hosts_per_slice=found.hosts,
+        chips_per_host=found.chips_per_host,
+        **more,
+    )
+
+
+def jobset(request: Request) -> dict[str, Any]:
+    return dict(request.steps[-1].body)
+
+
+def test_what_kubectl_apply_takes_is_golden() -> None:
+    """PODWAY_REWRITE_GOLDEN=1 after a wanted change. No secret is in it."""
+    found = order("v5litepod-16", 2, spot=True, image="gcr.io/p/maxtext:1")
+    request = render_one_shot(CONTEXT, "Seed_128b", found, TASK, "ada")
+    text = as_yaml(msgspec.to_builtins(request), TASK)
+    path = GOLDEN.parent / "one-shot.yaml"
+    if os.environ.get("PODWAY_REWRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+    assert "very-secret-value" not in text
+    documents = list(yaml.safe_load_all(text))
+    assert documents == [dict(step.body) for step in request.steps]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_equals_what_xpk_submits(case: str) -> None:
+    """In every field that matters, for the same command line."""
+    words = dict(word.removeprefix("--").split("=", 1) for word in CASES[case])
+    codes = tuple(int(code) for code in words.get("restart-on-exit-codes", "").split(",") if code)
+    restarts = int(words.get("max-restarts", 0))
+    grace = words.get("termination-grace-period-seconds")
+    task = Task(
+        run="python3 train.py",
+        recovery=Recovery(max_restarts_on_errors=restarts, exit_codes=codes) if restarts else None,
+        stop_duration_s=int(grace) if grace else None,
+    )
+    settings = msgspec.structs.replace(
+        SETTINGS,
+        priority_class=words.get("priority", "medium"),
+        pull_secret=words.get("docker-image-pull-secret"),
+    )
+    context = msgspec.structs.replace(CONTEXT, settings=settings)
+    wanted = order(words["tpu-type"], int(words.get("num-slices", 1)))
+    ours = facts(jobset(render_one_shot(context, "demo", wanted, task, "ada")))
+    theirs = json.loads(GOLDEN.read_text())[case]
+    if words["tpu-type"] in ("v5litepod-8", "v6e-8"):
+        # XPK takes two machines of 4 chips for these; Podway the one machine of 8, as Cloud TPU does: no network between them.
+        assert (theirs["hosts"], theirs["chips"], ours["hosts"], ours["chips"]) == ([2, 2], 4, [1, 1], 8)
+        ours |= {"hosts": [2, 2], "chips": 4}
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Task(run="x", workdir=LocalDir(path="/x")), "nothing syncs workdir"),
+        (
+            Task(run="x", file_mounts=(FileMount(target="~/a", source=LocalDir(path="/x")),)),
+            "nothing syncs file_mounts ~/a",
+        ),
+        (Task(run="x", file_mounts=(FileMount(target="/a", source=Bucket(uri="gs://b", mode="COPY")),)), "not copied"),
+        (Task(run="x", registry=Registry(username="u", password_secret="p")), "registry_auth"),
+        (Task(run="x", kind="service"), "runs a task to its end"),
+    ],
+)
+def test_what_it_cannot_do_is_one_sentence(task: Task, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        render_one_shot(CONTEXT, "demo", order("v6e-16"), task, "ada")
+
+
+def test_a_slice_that_gke_does_not_have() -> None:
+    with pytest.raises(UserError, match="no node label for v2-8"):
+        render_one_shot(CONTEXT, "demo", order("v2-8"), Task(run="x"), "ada")
+
+
+@pytest.mark.parametrize("name", ["a", "A_b.c", "x" * 62, "-9", "Ünï", "a" + "-" * 60 + "b"])
+def test_names_are_short_enough_for_pods(name: str) -> None:
+    ident = object_name("ab12cd34", name)
+    assert len(f"{ident}-slice-999-9999-abcde") <= 63
+    assert ident.replace("-", "").isalnum() and ident == ident.lower() and ident.isascii() and ident[0].isalpha()
+    assert ident != object_name("ab12cd35", name)
+
+
+# run for real
+
+
+@pytest.fixture(scope="module")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKubernetes]:
+    why_not = why_no_namespaces()
+    if why_not:
+        pytest.skip(why_not)
+    pools = (
+        NodePool(name="a", accelerator_type="v4-16"),
+        NodePool(name="b", accelerator_type="v4-16"),
+        NodePool(name="c"),
+    )
+    with running_kubernetes(tmp_path_factory.mktemp("kubernetes"), pools, network=95) as running:
+        yield running
+
+
+def run_to_end(kubernetes: RunningKubernetes, name: str, task: Task) -> tuple[dict[str, Any], dict[str, str]]:
+    """The JobSet when it has ended, and each host's log."""
+    context = msgspec.structs.replace(CONTEXT, settings=GkeSettings())
+    request = render_one_shot(context, name, order("v4-16", 2), task, "ada")
+    for step in request.steps:
+        plural = {"ConfigMap": "configmaps", "JobSet": "jobsets"}[step.body["kind"]]
+        group = "/api/v1" if plural == "configmaps" else "/apis/jobset.x-k8s.io/v1alpha2"
+        kubernetes.api.answer("POST", f"{group}/namespaces/default/{plural}", {}, dict(step.body))
+    ident = object_name("ab12cd34", name)
+
+    def ended() -> dict[str, Any] | None:
+        found = kubernetes.objects.get("jobsets", "default", ident)
+        return found if (found.get("status") or {}).get("terminalState") else None
+
+    found = wait_until(ended, 90, "the JobSet to end")
+    logs = {}
+    assert kubernetes.nodes is not None
+    for pod in kubernetes.objects.find("pods", "default"):
+        path = kubernetes.nodes._log_of("default", pod["metadata"]["name"])
+        logs[pod["spec"]["hostname"].removeprefix(f"{ident}-slice-")] = path.read_text() if path else ""
+    kubernetes.api.answer("DELETE", f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{ident}", {}, {})
+    kubernetes.api.answer("DELETE", f"/api/v1/namespaces/default/configmaps/{ident}", {}, {})
+    wait_until(lambda: not kubernetes.objects.find("pods"), 60, "the pods to go")
+    return found, logs
+
+
+def test_two_slices_run_to_their_end(kubernetes: RunningKubernetes) -> None:
+    """Every rank knows its place, finds its peers by name, and has the scripts and the environment."""
+    say = 'echo "$SKYPILOT_NODE_RANK $MEGASCALE_SLICE_ID $TPU_WORKER_ID $A $(getent hosts "${PODWAY_COORDINATOR%:*}" | cut -d" " -f1)"'
+    found, logs = run_to_end(kubernetes, "two", Task(setup="echo set up", run=say, env={"A": "it's"}))
+    assert found["status"]["terminalState"] == "Completed"
+    assert sorted(logs) == ["0-0", "0-1", "1-0", "1-1"]
+    for rank, place in enumerate(sorted(logs)):
+        assert logs[place].splitlines() == ["set up", f"{rank} {rank // 2} {rank % 2} it's 127.95.0.2"]
+
+
+def test_exit_42_restarts_all_and_exit_1_fails(kubernetes: RunningKubernetes) -> None:
+    """As the failure policy says: after one restart the second attempt ends with another code, which is final."""
+    run = 'mark=/podway/home/seen; [ "$PODWAY_RANK" = 3 ] || exec sleep 1000; exit $CODE'
+    back = Recovery(max_restarts_on_errors=1)
+    found, _ = run_to_end(kubernetes, "again", Task(run=run, env={"CODE": "42"}, recovery=back))
+    assert (found["status"]["terminalState"], found["status"]["restarts"]) == ("Failed", 1)
+    found, _ = run_to_end(kubernetes, "final", Task(run=run, env={"CODE": "1"}, recovery=back))
+    assert found["status"]["terminalState"] == "Failed" and not found["status"].get("restarts")
+
+
+def test_a_pod_that_is_told_to_end_tells_its_command(kubernetes: RunningKubernetes) -> None:
+    """SIGTERM reaches the command, which may write a checkpoint and end as it likes."""
+    run = "trap 'echo checkpoint; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    context = msgspec.structs.replace(CONTEXT, settings=GkeSettings())
+    request = render_one_shot(context, "term", order("v4-16"), Task(run=run), "ada")
+    for step, path in zip(request.steps, ("/api/v1", "/apis/jobset.x-k8s.io/v1alpha2"), strict=True):
+        plural = f"{step.body['kind'].lower()}s"
+        kubernetes.api.answer("POST", f"{path}/namespaces/default/{plural}", {}, dict(step.body))
+    nodes = kubernetes.nodes
+    assert nodes is not None
+
+    def logs() -> list[str]:
+        paths = [
+            nodes._log_of("default", pod["metadata"]["name"]) for pod in kubernetes.objects.find("pods", "default")
+        ]
+        return [path.read_text() for path in paths if path is not None and path.exists()]
+
+    wait_until(lambda: logs() == ["up\n", "up\n"], 60, "both to be up")
+    ident = object_name("ab12cd34", "term")
+    kept = [
+        path for pod in kubernetes.objects.find("pods") if (path := nodes._log_of("default", pod["metadata"]["name"]))
+    ]
+    opened = [path.open() for path in kept]  # the node removes the files with the pods
+    kubernetes.api.answer("DELETE", f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{ident}", {}, {})
+    kubernetes.api.answer("DELETE", f"/api/v1/namespaces/default/configmaps/{ident}", {}, {})
+    wait_until(lambda: not kubernetes.objects.find("pods"), 60, "the pods to go")
+    for file in opened:
+        with file:
+            assert file.read() == "up\ncheckpoint\n"
