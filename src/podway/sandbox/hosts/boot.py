@@ -49,6 +49,7 @@ REFUSED = {
     "x86_64": (272, 308, 155, 167, 168, 246, 320, 175, 313, 176, 321, 298, 248, 249, 250, 304, 323, 169),
     "aarch64": (97, 268, 41, 224, 225, 104, 294, 105, 273, 106, 280, 241, 217, 218, 219, 265, 282, 142),
 }
+_NAMESPACE_CALLS = 3  # the first of each: unshare, setns, pivot_root
 ABSENT = (435, 428, 429, 430, 431, 432, 433, 442)
 X32_BIT = 0x40000000  # x86_64 has a second table of calls above it
 INIT = """while :; do
@@ -106,7 +107,7 @@ def boot(spec: dict[str, str], shares: list[str]) -> None:
         mount(f"/run/share{number}", share, None, MOVE)
         mount("none", share, None, REMOUNT | BIND | RDONLY | NOSUID | NODEV)
         os.rmdir(f"/run/share{number}")
-    _give_up_rights()
+    _give_up_rights(bool(spec["containers"]))
     os.execve("/bin/sh", ["sh", "-c", INIT], {"PATH": os.defpath + ":/usr/sbin:/sbin"})
 
 
@@ -168,14 +169,14 @@ def _pivot(root: str) -> None:
     os.chdir("/")
 
 
-def _give_up_rights() -> None:
+def _give_up_rights(containers: bool = False) -> None:
     mount("none", "/", None, REC | SHARED)
     _own_user_namespace()
     for number in range(LAST_CAPABILITY + 1):
         if number not in KEPT_CAPABILITIES and _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             break  # the kernel knows no more of them
     os.umask(0o022)
-    refuse_calls()
+    refuse_calls(containers)
 
 
 def _own_user_namespace() -> None:
@@ -199,18 +200,24 @@ def _own_user_namespace() -> None:
     os.close(begin)
 
 
-def refuse_calls() -> None:
-    """A seccomp filter for this process and all that come of it."""
+def refuse_calls(containers: bool = False) -> None:
+    """A seccomp filter for this process and all that come of it; `containers`: namespaces may be made and entered."""
     machine = platform.machine()
     load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06  # linux/bpf_common.h
     allow, kill = 0x7FFF0000, 0x80000000
     refuse, lack = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
     steps = [(load, 0, 0, 4), (equal, 1, 0, AUDIT[machine]), (answer, 0, 0, kill), (load, 0, 0, 0)]
     steps += [(at_least, 0, 1, X32_BIT), (answer, 0, 0, refuse)]
-    for calls, outcome in ((REFUSED[machine], refuse), (ABSENT, lack)):
+    for calls, outcome in ((REFUSED[machine][_NAMESPACE_CALLS if containers else 0 :], refuse), (ABSENT, lack)):
         for call in calls:
             steps += [(equal, 0, 1, call), (answer, 0, 0, outcome)]
-    steps += [(equal, 0, 3, CLONE[machine]), (load, 0, 0, 16), (any_bit, 0, 1, NAMESPACE_FLAGS), (answer, 0, 0, refuse)]
+    if not containers:
+        steps += [
+            (equal, 0, 3, CLONE[machine]),
+            (load, 0, 0, 16),
+            (any_bit, 0, 1, NAMESPACE_FLAGS),
+            (answer, 0, 0, refuse),
+        ]
     steps.append((answer, 0, 0, allow))
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(buffer := ctypes.create_string_buffer(code)))

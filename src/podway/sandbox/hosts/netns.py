@@ -68,16 +68,18 @@ class NetnsHosts:
         *,
         home_size: str | None = HOME_SIZE,
         shares: tuple[str, ...] = (),
+        containers: bool = False,
     ) -> None:
         """Homes lie in memory up to a size; or in a directory of this machine; or (no size) in memory with all else.
 
-        `shares` are directories of this machine that the hosts may read, at the same place.
+        `shares` are directories of this machine that the hosts may read, at the same place. `containers`: the hosts' root may make
+        namespaces, as a container runtime needs.
         """
         PLACE.mkdir(mode=0o755, exist_ok=True)
         _remove_orphans()
         self._number = _claim()
         self._place = PLACE / str(self._number)
-        self._homes, self._home_size, self._shares = homes, home_size, shares
+        self._homes, self._home_size, self._shares, self._containers = homes, home_size, shares, containers
         self._inits: dict[int, subprocess.Popen[bytes]] = {}
         self._growing = threading.Lock()
         self._free = list(range(FIRST, LAST + 1))
@@ -176,6 +178,7 @@ class NetnsHosts:
             "name": host.name,
             "homes": str(home or ""),
             "home_size": self._home_size or "",
+            "containers": "yes" if self._containers else "",
         }
         spec = json.dumps({"machine": machine, "shares": self._shares})
         start = [*_ISOLATE, "--fork", "--kill-child", sys.executable, "-I", boot.__file__, spec]
