@@ -2,13 +2,14 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 
-from podway.launch import Launch
+from podway.launch import Launch, runs_image_command
 from podway.order import Host, Order
-from podway.task.task import FileMount, Git, Task, Url
+from podway.task.task import FileMount, Git, Resources, Task, Url
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
 
@@ -131,3 +132,67 @@ def test_a_source_that_cannot_be_fetched_fails_the_setup(tmp_path: Path) -> None
     )
     assert done.returncode != 0
     assert not (tmp_path / "went-on").exists()
+
+
+def in_image(image: str | None, **more: object) -> Task:
+    return Task(**{"run": "true", "resources": (Resources(image=image),), **more})  # type: ignore[arg-type]
+
+
+def test_the_image_of_a_job_is_its_own_or_its_clusters() -> None:
+    order = msgspec.structs.replace(launch().order, image="docker:cluster")
+    for task, image in (
+        (Task(run="true"), "cluster"),
+        (in_image("docker:own"), "own"),
+        (in_image("docker:cluster"), "cluster"),
+    ):
+        container = launch(order=order, task=task).container
+        assert container is not None and container.image == image
+    plain = msgspec.structs.replace(order, image="projects/p/global/images/i")
+    assert launch(order=plain).container is None
+
+
+def test_an_image_is_pulled_in_setup_and_shows_the_tasks_directories() -> None:
+    mounts = (
+        FileMount(target="/data", source=Url(url="http://x/y")),
+        FileMount(target="rel", source=Url(url="http://x/y")),
+    )
+    task = in_image("docker:i", user="me", file_mounts=mounts)
+    told = launch(task=task).container
+    assert told is not None and told.user == "me"
+    assert told.mounts == (("~/sky_workdir", "~/sky_workdir", False), ("/data", "/data", False))
+    assert launch(task=in_image("docker:i")).script("setup") == ":"
+    assert launch(task=in_image(None)).script("setup") == ""
+
+
+def test_a_dstack_run_starts_where_its_image_says() -> None:
+    assert launch(task=in_image("docker:i")).cwd == "~/sky_workdir"
+    assert launch(task=in_image("docker:i", dialect="dstack")).cwd == ""
+    assert launch(task=in_image("docker:i", dialect="dstack", working_dir="/w")).cwd == "/w"
+    assert launch(task=in_image("docker:i", dialect="dstack", workdir=Git(url="u"))).cwd == "~/sky_workdir"
+    assert runs_image_command(in_image("docker:i", dialect="dstack", run="")) is True
+    assert runs_image_command(in_image("docker:i", run="")) is False
+
+
+def test_python_is_the_hosts_own_if_it_is_that_and_uvs_otherwise(tmp_path: Path) -> None:
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "python3").symlink_to(sys.executable)
+    (tools / "uv").write_text('#!/bin/sh\necho "$@" >> "$HOME/asked"\n[ "$5" = 3.9 ] && exit 2\nfor v; do :; done\n'
+                              'mkdir -p "$v/bin"; ln -s /bin/sh "$v/bin/python"; echo "VIRTUAL_ENV=$v" > "$v/bin/activate"\n')  # fmt: skip
+    (tools / "uv").chmod(0o755)
+
+    def said(version: str, **env: str) -> tuple[int, str]:
+        script = launch(task=Task(run="echo in $VIRTUAL_ENV", python=version)).script("run")
+        found = {"HOME": str(tmp_path), "PATH": f"{tools}:/usr/bin:/bin", **env}
+        done = subprocess.run(["sh", "-c", script], env=found, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout
+
+    assert said(own, VIRTUAL_ENV="/own") == (0, "in /own\n")
+    assert not (tmp_path / "asked").exists()
+    made = f"{tmp_path}/.podway/python-3.7"
+    assert said("3.7", VIRTUAL_ENV="/own") == (0, f"in {made}\n")
+    assert said("3.7") == (0, f"in {made}\n")
+    assert (tmp_path / "asked").read_text() == f"venv -q --seed -p 3.7 {made}\n"  # once
+    code, text = said("3.9")
+    assert code == 1 and text.startswith("podway: python 3.9 is not on this host") and text.count("\n") == 1

@@ -16,12 +16,48 @@ import msgspec
 
 from podway.catalog.slices import find_slice
 from podway.order import Host, Order
+from podway.provider_table import row_of
 from podway.task.mounts import WORKDIR_NAME
-from podway.task.task import Git, Task, Url
+from podway.task.task import Git, Task, Url, container_image
 
 COORDINATOR_PORT = 8476  # the port JAX itself uses for its coordinator on Cloud TPU
 MEGASCALE_PORT = 8080  # libtpu's default for multislice
 WORKDIR = f"~/{WORKDIR_NAME}"
+
+
+class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The image a job's scripts run in, whose they are there, and which directories of the host they see besides its home."""
+
+    image: str
+    user: str | None = None
+    mounts: tuple[tuple[str, str, bool], ...] = ()  # (on the host, in the container, read-only)
+
+
+def image_of(task: Task, order: Order) -> str | None:
+    """The container image to enter for a job: its task's own, or its cluster's; None where the hosts themselves are made of it."""
+    if "hosts-of-image" in row_of(order.provider).capabilities:
+        return None
+    own = [image for one in task.resources if (image := container_image(one.image))]
+    ordered = container_image(order.image)
+    return ordered if not own or ordered in own else own[0]
+
+
+def runs_image_command(task: Task) -> bool:
+    """Whether the image's own command is what to run: a dstack file that has an image and no commands."""
+    images = [one for one in task.resources if container_image(one.image)]
+    return task.dialect == "dstack" and task.dev is None and bool(images) and not task.run.strip()
+
+
+def does_something(task: Task) -> bool:
+    """A task with nothing to run or fetch asks for the cluster alone; a dev environment is remembered by its job."""
+    if task.dev is not None or runs_image_command(task):
+        return True
+    return bool(task.run.strip() or task.setup.strip() or task.workdir or task.file_mounts)
+
+
+def has_setup(task: Task, order: Order) -> bool:
+    """Whether a launch of it has a setup phase: to fetch, to pull an image, or by its own commands."""
+    return bool(_setup_script(task, order).strip())
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +76,26 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str = ""  # shared by the simulated hosts of one machine
 
     def script(self, phase: str) -> str:
-        """The bash text of a phase; a git workdir or mounts from the network are fetched at the top of setup."""
-        if phase == "setup":
-            return "\n".join(filter(None, [_fetches(self.task), self.task.setup]))
-        return self.task.run
+        """The shell text of a phase; empty in the run phase of a task that runs its image's own command."""
+        script = _setup_script(self.task, self.order) if phase == "setup" else self.task.run
+        return _python_prelude(self.task.python) + script if self.task.python and script.strip() else script
+
+    @property
+    def container(self) -> ContainerSpec | None:
+        """What the scripts run in, where that is not the host's own file system."""
+        image = image_of(self.task, self.order)
+        if image is None:
+            return None
+        targets = [WORKDIR, *(mount.target for mount in self.task.file_mounts if mount.target.startswith(("/", "~")))]
+        return ContainerSpec(image=image, user=self.task.user, mounts=tuple((path, path, False) for path in targets))
+
+    @property
+    def cwd(self) -> str:
+        """Where scripts start; '' for where the image says, as in a dstack run without files."""
+        if self.task.working_dir:
+            return self.task.working_dir
+        own = self.task.dialect == "dstack" and self.task.workdir is None and self.container is not None
+        return "" if own else WORKDIR
 
     def env_for(self, host: Host, phase: str) -> dict[str, str]:
         """Everything the command of `phase` finds in its environment on this host, secrets apart."""
@@ -177,6 +229,41 @@ def _simulated(launch: Launch, host: Host, phase: str) -> dict[str, str]:
             "PODWAY_PHASE": phase,
         }
     return env
+
+
+def _setup_script(task: Task, order: Order) -> str:
+    """A git workdir or mounts from the network are fetched at the top; an image is pulled even where there is nothing else to do."""
+    script = "\n".join(filter(None, [_fetches(task), task.setup]))
+    return script if script.strip() or image_of(task, order) is None else ":"
+
+
+def _python_prelude(version: str) -> str:
+    """Shell lines that make `python` the interpreter asked for: the host's own environment if it is that, else one made by uv."""
+    return _PYTHON.replace("@VERSION@", version)
+
+
+# In one function, so that nothing of it is left in the script but the environment it activates.
+_PYTHON = """podway_python() {
+  if [ -n "${VIRTUAL_ENV:-}" ] && [ "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')" = "@VERSION@" ]; then
+    return 0
+  fi
+  if [ ! -x "$HOME/.podway/python-@VERSION@/bin/python" ]; then
+    if ! PATH="$PATH:$HOME/.local/bin:$HOME/.podway/uv/bin" command -v uv >/dev/null; then
+      echo "podway: installing uv, which brings Python @VERSION@"
+      python3 -m pip install -q --disable-pip-version-check --target "$HOME/.podway/uv" uv >/dev/null 2>&1 ||
+        curl -LsSf https://astral.sh/uv/install.sh 2>/dev/null | UV_UNMANAGED_INSTALL="$HOME/.podway/uv/bin" sh >/dev/null 2>&1
+    fi
+    rm -rf "$HOME/.podway/python-@VERSION@"
+    if ! PATH="$PATH:$HOME/.local/bin:$HOME/.podway/uv/bin" uv venv -q --seed -p "@VERSION@" "$HOME/.podway/python-@VERSION@"; then
+      echo "podway: python @VERSION@ is not on this host, and uv could not bring it: install it there, or give the host a way to PyPI"
+      rm -rf "$HOME/.podway/python-@VERSION@"
+      exit 1
+    fi
+  fi
+  . "$HOME/.podway/python-@VERSION@/bin/activate"
+}
+podway_python
+"""
 
 
 def _fetches(task: Task) -> str:

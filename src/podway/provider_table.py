@@ -37,7 +37,7 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     # (the pool, the context).
     place: Literal["google-zone", "zone", "word"] = "zone"
     # Which of image, python, disk, ports, volumes, buckets, replicas, dev, forwarding, priority it does for real; own-identity: its
-    # hosts reach buckets as themselves.
+    # hosts reach buckets as themselves; hosts-of-image: its hosts are containers of the image already.
     capabilities: frozenset[str] = frozenset()
     variables: tuple[
         str, ...
@@ -45,6 +45,8 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     configured: str = (
         ""  # "package.module:function" (home -> bool): whether it is set up; '' where it is taken by name only
     )
+    # "package.module:function" (-> str): why images cannot be used there now, or ''; '' where only a host can tell.
+    image_check: str = ""
     no_stop: str = "its hosts cannot be stopped"  # why, for a provider that does not implement SupportsStop
 
 
@@ -55,7 +57,7 @@ _ROWS = (
         configured="podway.providers.gcp.configured:is_configured",
         extra="gcp",
         place="google-zone",
-        capabilities=frozenset({"disk", "ports", "buckets", "own-identity", "dev", "forwarding"}),
+        capabilities=frozenset({"disk", "ports", "buckets", "own-identity", "dev", "forwarding", "image", "python"}),
         variables=(
             "PODWAY_GCP_PROJECT",
             "PODWAY_GCP_ZONES",
@@ -78,7 +80,7 @@ _ROWS = (
         configured="podway.providers.gke.settings:is_configured",
         aliases=("kubernetes", "k8s"),
         place="word",
-        capabilities=frozenset({"image", "disk", "forwarding"}),
+        capabilities=frozenset({"image", "hosts-of-image", "python", "disk", "forwarding"}),
         variables=("KUBECONFIG",),
     ),
     ProviderRow(
@@ -86,14 +88,15 @@ _ROWS = (
         opens="podway.providers.local.provider:open_provider",
         simulated=True,
         on_server=True,
-        capabilities=frozenset({"dev", "forwarding"}),
+        capabilities=frozenset({"dev", "forwarding", "image", "python"}),
+        image_check="podway.providers.local.images:why_no_images",
     ),
     ProviderRow(
         name="ssh",
         opens="podway.providers.ssh.provider:open_provider",
         extra="ssh",
         place="word",
-        capabilities=frozenset({"buckets", "dev", "forwarding"}),
+        capabilities=frozenset({"buckets", "dev", "forwarding", "image", "python"}),
         variables=("SSH_AUTH_SOCK",),
         no_stop="its hosts are machines of your own, which Podway does not switch off",
     ),
@@ -186,6 +189,13 @@ def _problem(name: str, row: object, others: dict[str, ProviderRow]) -> str:
     if name in _OWN or name in others or any(name in own.aliases for own in _ROWS):
         return f"there is a provider {name!r} already"
     return "" if ":" in row.opens else f"its row opens {row.opens!r}, which is not package.module:function"
+
+
+def why_no_image(row: ProviderRow) -> str:
+    """Why a container image cannot be used on this provider's hosts, as far as that is known before they are there; or ''."""
+    if "image" not in row.capabilities:
+        return f"{row.name} runs no containers"
+    return str(load(row.image_check)()) if row.image_check else ""
 
 
 def unknown_provider(word: str) -> UserError:

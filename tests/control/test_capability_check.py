@@ -5,6 +5,7 @@ import pytest
 from podway.control.capability_check import forecast, remarks
 from podway.provider_table import row_of
 from podway.task.task import (
+    Accelerator,
     Bucket,
     DevEnvironment,
     FileMount,
@@ -15,11 +16,11 @@ from podway.task.task import (
     ServiceSpec,
     Task,
     Volume,
+    without_image,
 )
 
 NOTHING: frozenset[str] = frozenset()
 NOTED = {
-    "image": Task(resources=(Resources(image="docker:x/y"),)),
     "python": Task(python="3.12"),
     "disk": Task(resources=(Resources(disk_gb=300),)),
     "priority": Task(priority=5),
@@ -74,6 +75,18 @@ def test_a_simulated_host_has_no_root_of_its_own() -> None:
 def test_a_plain_task_has_no_remarks() -> None:
     found = remarks(Task(run="true"), NOTHING, simulated=True)
     assert found.refusal is None and found.notes == ()
+
+
+def test_an_image_is_refused_where_it_cannot_be_used() -> None:
+    task = Task(resources=(Resources(image="docker:x/y"),))
+    refused = remarks(task, NOTHING, simulated=False, no_image="nothing runs it").refusal
+    assert refused is not None and refused.what == "image x/y cannot be used here: nothing runs it"
+    assert "--ignore-image" in refused.hint
+    assert remarks(without_image(task), NOTHING, simulated=False, no_image="nothing runs it").refusal is None
+    assert remarks(Task(), NOTHING, simulated=False, no_image="nothing runs it").refusal is None
+    machine = Task(resources=(Resources(image="projects/p/global/images/i", accelerator=Accelerator(type="v6e-8")),))
+    (note,) = remarks(machine, NOTHING, simulated=False, no_image="nothing runs it").notes
+    assert "projects/p/global/images/i has no effect" in note
 
 
 def test_check_says_what_launch_says() -> None:

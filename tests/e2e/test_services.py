@@ -282,14 +282,14 @@ def test_a_seed_from_the_command_line(pod: Podway, tmp_path: Path) -> None:
     file.write_text(SEED.replace("text-generation-launcher --port 8000", f"exec {launcher} --port 8000"))
     pod.start()
     name = "llama31-service-optimum-tpu"
-    made = podway(pod, "apply", "-f", str(file), "-y", HF_TOKEN="t")
+    made = podway(pod, "apply", "-f", str(file), "-y", "--ignore-image", HF_TOKEN="t")
     assert made.returncode == 0, made.stdout + made.stderr
     assert "replica 1 is READY" in made.stdout and "no effect: replicas" not in made.stderr
     (listed,) = json.loads(podway(pod, "services", "-o", "json").stdout)
     assert (listed["name"], listed["state"]) == (name, "READY")
     assert listed["model"] == "meta-llama/Meta-Llama-3.1-8B-Instruct"
     assert [one["state"] for one in listed["replicas"]] == ["READY"]
-    again = podway(pod, "apply", "-f", str(file), "-y", HF_TOKEN="t")
+    again = podway(pod, "apply", "-f", str(file), "-y", "--ignore-image", HF_TOKEN="t")
     assert again.returncode == 0 and "is as the file says" in again.stdout
     assert name in podway(pod, "ps").stdout and name in podway(pod, "serve", "status").stdout
     assert podway(pod, "logs", name, "--no-follow").returncode == 0

@@ -331,6 +331,17 @@ def test_repos_and_files(tmp_path: Path) -> None:
     assert "leads out of" in task_error("files: ['f.txt:../../x']", **here)
 
 
+@pytest.mark.parametrize("name", ["a b", "x;reboot", "-v", "$(id)", "é"])
+def test_an_image_has_a_name(name: str) -> None:
+    assert "is not the name of an image" in task_error(f'image: "{name}"')
+
+
+def test_the_user_of_an_image() -> None:
+    assert task("image: i\nuser: '1000:100'").user == "1000:100"
+    plain = task("user: me")
+    assert plain.user is None and plain.notes == ("user: without an image, commands run as the user of the host",)
+
+
 def test_registry_auth_keeps_the_password_a_secret() -> None:
     found = task(
         "image: i\nenv: [U=me]\nregistry_auth: {username: '${{ env.U }}', password: '${{ secrets.P }}'}",
@@ -444,9 +455,9 @@ def test_fields_without_effect_are_noted() -> None:
     assert [note.partition(":")[0] for note in found.notes] == [
         "nvcc",
         "privileged",
-        "user",
         "fleets",
         "utilization_policy",
+        "user",
     ]
 
 

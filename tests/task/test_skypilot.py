@@ -14,6 +14,7 @@ from podway.task.task import (
     Placement,
     Probe,
     Recovery,
+    Registry,
     Scaling,
     Url,
     Volume,
@@ -176,6 +177,30 @@ def test_any_of_errors() -> None:
     assert "given together" in refused(resources("any_of: [{}]\nordered: [{}]")).what
     assert "empty" in refused(resources("any_of: []")).what
     assert "unknown key" in refused(resources("any_of: [{any_of: []}]")).what
+
+
+def test_skypilots_three_variables_are_the_registry_of_the_image() -> None:
+    text = (
+        resources("image_id: docker:team/app:1")
+        + "\nenvs:\n  SKYPILOT_DOCKER_USERNAME: me\n  SKYPILOT_DOCKER_SERVER: https://r.example.com/"
+    )
+    task = read(text + "\nsecrets: {SKYPILOT_DOCKER_PASSWORD: pw}")
+    assert task.resources[0].image == "docker:r.example.com/team/app:1"
+    assert task.registry == Registry(username="me", password_secret="SKYPILOT_DOCKER_PASSWORD", server="r.example.com")
+    assert task.env == {} and task.secrets["SKYPILOT_DOCKER_PASSWORD"] == "pw"
+    assert read(text + "\n  SKYPILOT_DOCKER_PASSWORD: pw").secrets == {"SKYPILOT_DOCKER_PASSWORD": "pw"}
+    assert "SKYPILOT_DOCKER_PASSWORD is not" in refused(text).what
+    plain = read(text.replace("docker:team/app:1", "projects/p/global/images/i"))
+    assert plain.registry is None and plain.env["SKYPILOT_DOCKER_USERNAME"] == "me"
+
+
+def test_image_flags() -> None:
+    text = resources("image_id: docker:a")
+    assert read(text, image="b:2").resources[0].image == "docker:b:2"
+    assert "is not the name of an image" in refused(text, image="b c").what
+    ignored = read(text, ignore_image=True)
+    assert ignored.resources[0].image is None and "image a: ignored" in ignored.notes[-1]
+    assert "is not the name of an image" in refused(resources("image_id: 'docker:x;id'")).what
 
 
 def test_an_image_for_each_region_makes_an_alternative_of_each() -> None:

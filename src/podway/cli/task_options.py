@@ -38,6 +38,12 @@ _OPTIONS = (
         metavar="TYPE",
         help="Slice type, such as v6e-16; launch also takes auto.",
     ),
+    click.option(
+        "--image", "--image-id", "image", metavar="NAME", help="Container image to run in, such as python:3.12."
+    ),
+    click.option(
+        "--ignore-image", is_flag=True, help="Run in the hosts' own environment, whatever image the file names."
+    ),
     click.option("--use-spot/--no-use-spot", default=None, help="Use spot capacity."),
     click.option(
         "--env",
@@ -92,6 +98,8 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
         num_nodes: int | None,
         tpus: str | None,
         use_spot: bool | None,
+        image: str | None,
+        ignore_image: bool,
         **others: Any,
     ) -> None:
         overrides = Overrides(
@@ -105,6 +113,8 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
             num_nodes=num_nodes,
             tpus=tpus,
             use_spot=use_spot,
+            image=image,
+            ignore_image=ignore_image,
             local_env=dict(os.environ),
         )
         function(overrides=overrides, **others)

@@ -9,9 +9,10 @@ import msgspec
 
 from podway.errors import UserError
 from podway.hosts.manifest import FileTree
-from podway.provider_table import ProviderRow, provider_rows, row_of
+from podway.launch import runs_image_command
+from podway.provider_table import ProviderRow, provider_rows, row_of, why_no_image
 from podway.task.mounts import settled
-from podway.task.task import Bucket, DevEnvironment, ServiceSpec, Task
+from podway.task.task import Bucket, DevEnvironment, ServiceSpec, Task, container_image
 
 
 class Remarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,10 +22,16 @@ class Remarks(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def remarks(task: Task, capabilities: frozenset[str], *, simulated: bool, setup: bool = True) -> Remarks:
-    """Judge a task against what a provider does, and against what Podway does for a job that brings no `setup`."""
+def remarks(
+    task: Task, capabilities: frozenset[str], *, simulated: bool, setup: bool = True, no_image: str = ""
+) -> Remarks:
+    """Judge a task against what a provider does, and against what Podway does for a job that brings no `setup`.
+
+    `no_image` says why an image cannot be used there (`provider_table.why_no_image`).
+    """
     refusal = _escape_refusal(task) or _bucket_refusal(task, capabilities, simulated)
     refusal = refusal or _volume_refusal(task, capabilities)
+    refusal = refusal or (_image_refusal(task, no_image) if no_image else None) or _command_refusal(task, capabilities)
     if refusal is None and simulated:
         refusal = _path_refusal(task)
     return Remarks(refusal=refusal, notes=tuple(_notes(task, capabilities, simulated, setup)))
@@ -46,7 +53,7 @@ def forecast(task: Task) -> tuple[str, ...]:
     said: dict[str, list[str]] = {}
     rows = places_of(task)
     for row in rows:
-        found = remarks(task, row.capabilities, simulated=row.simulated)
+        found = remarks(task, row.capabilities, simulated=row.simulated, no_image=no_image_for(task, row))
         lines = list(found.notes)
         if not row.opens:
             lines = [f"there is no provider {row.name!r} in this version: launch refuses it"]
@@ -55,6 +62,27 @@ def forecast(task: Task) -> tuple[str, ...]:
         for line in lines:
             said.setdefault(line, []).append(row.name)
     return tuple(line if len(names) == len(rows) else f"on {', '.join(names)}: {line}" for line, names in said.items())
+
+
+def no_image_for(task: Task, row: ProviderRow) -> str:
+    """Why a provider cannot give a task its image; '' where it can, or there is none to give. Asks only if need be."""
+    return why_no_image(row) if any(container_image(one.image) for one in task.resources) else ""
+
+
+def _image_refusal(task: Task, why: str) -> UserError | None:
+    images = sorted({image for one in task.resources if (image := container_image(one.image))})
+    if not images:
+        return None
+    return UserError(
+        f"image {', '.join(images)} cannot be used here: {why}",
+        "choose hosts that have Docker (--infra gcp, or ssh), or add --ignore-image to run in the hosts' own environment",
+    )
+
+
+def _command_refusal(task: Task, capabilities: frozenset[str]) -> UserError | None:
+    if "hosts-of-image" not in capabilities or not runs_image_command(task):
+        return None
+    return UserError("the image's own command is not known here", "write it into `commands`")
 
 
 def _bucket_refusal(task: Task, capabilities: frozenset[str], simulated: bool) -> UserError | None:
@@ -158,9 +186,9 @@ def _dev_notes(task: Task, dev: DevEnvironment, capabilities: frozenset[str]) ->
 
 def _notes(task: Task, capabilities: frozenset[str], simulated: bool, setup: bool) -> list[str]:
     notes = []
-    images = sorted({resources.image for resources in task.resources if resources.image})
-    if images and "image" not in capabilities:
-        notes.append(f"image {', '.join(images)} is not used here: the task runs in the hosts' own environment")
+    for image in sorted({one.image for one in task.resources if one.image and not container_image(one.image)}):
+        if simulated or any(one.accelerator for one in task.resources):
+            notes.append(f"image_id {image} has no effect: runtime_version chooses the software of a TPU host")
     if task.python and "python" not in capabilities:
         notes.append(f"python {task.python} is not installed here: the task runs with the hosts' own python3")
     if any(resources.disk_gb for resources in task.resources) and "disk" not in capabilities:

@@ -22,6 +22,7 @@ from typing import TypeVar
 from podway import crash
 from podway.control import transitions
 from podway.control.archive import Archive
+from podway.control.container_fields import container_fields, container_problem
 from podway.control.decide import RankStatus, Verdict, judge
 from podway.control.fleet import LOST_AFTER_S, Fleet, HostSession, read_exit
 from podway.control.records import Cluster, Event, Exit, Job, JobState
@@ -32,10 +33,10 @@ from podway.control.vault import SecretVault
 from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.hosts.logs.text import host_name
-from podway.hosts.manifest import FileTree
+from podway.hosts.manifest import tree_names
 from podway.hosts.sync import Progress, sync
 from podway.hosts.tree import TreeManifest
-from podway.launch import WORKDIR, Launch
+from podway.launch import Launch, has_setup, runs_image_command
 from podway.quantities import format_bytes
 from podway.storage.attach import Attachment
 
@@ -108,7 +109,7 @@ class Gang:
             await self._refuse_if_cancelled()
             self.skew_ms = await self._unless_cancelled(self.fleet.ensure_agents())
             await self._unless_cancelled(self._sync())
-            if self.job.run_setup and self._launch().script("setup").strip():
+            if self.job.run_setup and has_setup(self.job.task, self.cluster.order):
                 failed = await self._phase("setup")
                 if failed is not None:
                     await self._fail(JobState.FAILED_SETUP, "setup", failed)
@@ -116,7 +117,8 @@ class Gang:
             crash.point("job.before-run")
             await self._update("is running", transitions.mark_running)
         if self.job.state is JobState.RUNNING:
-            failed = await self._phase("run") if self._launch().script("run").strip() else None
+            has_run = self.job.task.run.strip() or runs_image_command(self.job.task)
+            failed = await self._phase("run") if has_run else None
             if failed is None:
                 await self._end(JobState.SUCCEEDED, "")
             else:
@@ -144,7 +146,7 @@ class Gang:
         trees = [tree for tree in self.job.files if tree.kind != "bucket"]
         if trees:
             total = sum(tree.size for tree in trees)
-            await self._note(f"Syncing {_files(trees)} ({format_bytes(total)}) to {len(self.fleet.hosts)} host(s)")
+            await self._note(f"Syncing {tree_names(trees)} ({format_bytes(total)}) to {len(self.fleet.hosts)} host(s)")
             links = [session.link for session in self.fleet.sessions]
             for tree in trees:
                 manifest = TreeManifest.decode(await asyncio.to_thread(self.blobs.read, tree.manifest))
@@ -183,9 +185,7 @@ class Gang:
         """Start a phase everywhere and see it through; the exit to blame, or None when all is well."""
         launch = self._launch()
         secrets = self.vault.open(self.job.sealed_secrets)
-        if self.job.task.registry is not None:  # it pulls the image; the job has no business with it
-            secrets.pop(self.job.task.registry.password_secret, None)
-
+        container = container_fields(launch, secrets)
         pids = [0] * len(self.fleet.sessions)
 
         async def start(session: HostSession) -> None:
@@ -196,8 +196,9 @@ class Gang:
                 script=launch.script(phase),
                 env=launch.env_for(session.host, phase),
                 secrets=secrets,
-                cwd=self.job.task.working_dir or WORKDIR,
+                cwd=launch.cwd,
                 interpreter=[self.job.task.shell],
+                container=container,
             )
             pids[session.host.rank] = int(reply.get("pid") or 0)
 
@@ -219,8 +220,10 @@ class Gang:
             mirror.cancel()
 
     async def _mark_started(self, phase: str, pids: list[int]) -> None:
-        text = f"started {phase} on {len(pids)} host(s)"
-        await self._update(text, lambda job: transitions.mark_phase_started(job, phase, pids, self.skew_ms))
+        await self._update(
+            f"started {phase} on {len(pids)} host(s)",
+            lambda job: transitions.mark_phase_started(job, phase, pids, self.skew_ms),
+        )
 
     async def _mirror(self) -> None:
         """Keep copying the output from hosts that may vanish with it."""
@@ -289,7 +292,8 @@ class Gang:
 
     async def _fail(self, state: JobState, phase: str, blamed: Exit) -> None:
         """It failed: for good, unless its task comes back from this."""
-        reason = self._blame(phase, blamed)
+        no_container = await container_problem(self.fleet, self.job.agent_job_id, phase, blamed)
+        reason = no_container or self._blame(phase, blamed)
         if self.job.task.recovery is not None:
             cause = cause_of(self.job, blamed, hosts_lost=await self.fleet.any_lost())
             if comes_back(self.job, cause):
@@ -442,8 +446,3 @@ class Gang:
 
 async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks)
-
-
-def _files(trees: Sequence[FileTree]) -> str:
-    kinds = [tree.target for tree in trees]
-    return ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")

@@ -17,7 +17,7 @@ from podway.control import transitions
 from podway.control.access import Caller, Right, check_cancel, check_inventory, check_project, require, right_on
 from podway.control.agreement import agreement, check_agreed
 from podway.control.autostop_policy import autostop_of
-from podway.control.capability_check import check_targets, remarks
+from podway.control.capability_check import check_targets, no_image_for, remarks
 from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
 from podway.control.one_shot import check_makes_cluster, render_for
@@ -27,6 +27,7 @@ from podway.control.store import AlreadyEnded, Stale, Store
 from podway.control.vault import SecretVault
 from podway.errors import UserError
 from podway.hosts.manifest import FileTree
+from podway.launch import does_something
 from podway.launch_options import LaunchRequest
 from podway.order import Order
 from podway.provider_table import row_of, simulated_names
@@ -139,7 +140,7 @@ class Control:
             cluster = self._bring_up(cluster)
         crash.point("launch.cluster-row")
         number = None
-        if request.files or _does_something(request.task):
+        if request.files or does_something(request.task):
             job = self._queue(
                 cluster,
                 request.task,
@@ -362,7 +363,8 @@ class Control:
     def _judge(self, task: Task, name: str, files: tuple[FileTree, ...], *, setup: bool = True) -> tuple[str, ...]:
         """Refuse what the provider must not ignore; what it may, as notes."""
         row = row_of(name)
-        found = remarks(task, row.capabilities, simulated=row.simulated, setup=setup)
+        no_image = no_image_for(task, row)
+        found = remarks(task, row.capabilities, simulated=row.simulated, setup=setup, no_image=no_image)
         if found.refusal is not None:
             raise found.refusal
         check_targets(files, simulated=row.simulated)
@@ -442,8 +444,3 @@ def _check_taken(cluster: Cluster, caller: Caller) -> None:
     if right_on(cluster, caller) is None:
         raise UserError(f"the name {cluster.name!r} is taken", "use another cluster name (-c)", status=409)
     require(cluster, caller, Right.USE)
-
-
-def _does_something(task: Task) -> bool:
-    """A task with nothing to run or fetch asks for the cluster alone; a dev environment is remembered by its job."""
-    return task.dev is not None or bool(task.run.strip() or task.setup.strip() or task.workdir or task.file_mounts)

@@ -14,6 +14,7 @@ from podway.control.fleet import HostSession
 from podway.control.records import Cluster, Job, JobState, phase_label, phase_of
 from podway.errors import ProviderError
 from podway.hosts.logs.follow import Chunk
+from podway.launch import has_setup
 from podway.server.routing import Services
 
 READ = 1 << 18
@@ -138,7 +139,7 @@ class JobRankFeed:
             attempt += 1
             job = self.watcher.job
             label = phase_label("setup", attempt)
-            if (job.run_setup and job.task.setup.strip()) or label in job.attempt.pids:
+            if (job.run_setup and has_setup(job.task, self.watcher.cluster.order)) or label in job.attempt.pids:
                 yield label
             yield phase_label("run", attempt)
             job = self.watcher.job

@@ -59,6 +59,7 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
         run=overrides.run if overrides.run is not None else read(lambda: _script(run, kind, overrides, notes), ""),
         shell=read(lambda: _shell(run), ""),
         python=read(lambda: _python(run), None),
+        user=read(lambda: _user(run, notes), None),
         env=env,
         secrets=secrets,
         workdir=workdir,
@@ -283,6 +284,15 @@ def _python(run: Layers) -> str | None:
         raise field.error("an image has its own Python", "remove `python`, or `image`")
     version = field.text()
     return version if version in PYTHONS else "3.10"
+
+
+def _user(run: Layers, notes: list[str]) -> str | None:
+    """The user inside an image; on a host itself commands run as the host's."""
+    field = run.get("user")
+    if field is None or run.get("image"):
+        return field.words() if field else None
+    notes.append("user: without an image, commands run as the user of the host")
+    return None
 
 
 def _working_dir(run: Layers) -> str | None:

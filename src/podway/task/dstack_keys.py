@@ -140,8 +140,10 @@ _BASE: dict[str, Key] = {
     "python": _about(Text(choices=("3.1", *PYTHONS)), "The Python to run with; not together with image."),
     "nvcc": _about(Flag(), "The CUDA compiler.", note="there is no CUDA on a TPU host"),
     "docker": _about(Flag(), "Docker for the commands.", note="commands use the host's own Docker"),
-    "privileged": _about(Flag(), "Privileged container.", note="commands have the host's devices in any case"),
-    "user": _about(Text(), "The user of the container.", note="commands run as the user of the host"),
+    "privileged": _about(
+        Flag(), "Privileged container.", note="commands have the host's devices and rights in any case"
+    ),
+    "user": _about(Text(), "The user in the image: a name or number, perhaps with :GROUP."),
     "shell": _about(Text(), "sh, bash or the path of a shell."),
     "entrypoint": _about(Text(), "A program that gets the commands as its arguments."),
     "working_dir": _about(Text(), "An absolute path to start in."),

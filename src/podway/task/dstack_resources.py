@@ -9,6 +9,7 @@ from podway.task.accelerators import SliceOptions, accelerator, check_cpu_machin
 from podway.task.environment import Overrides
 from podway.task.fields import Field, FlagField, Layers, NotHere
 from podway.task.gpu import slices_for
+from podway.task.images import read_image
 from podway.task.task import Accelerator, Autostop, Placement, Recovery, Resources
 from podway.task.values import Range, count_range, duration, duration_or_off, memory_range
 
@@ -42,7 +43,7 @@ def read_resources(run: Layers, overrides: Overrides, notes: list[str]) -> tuple
             cpus=cpus,
             memory=memory,
             disk_gb=disk,
-            image=f"docker:{image.words()}" if image else None,  # as SkyPilot writes a container image
+            image=read_image(image, container=True) if image else None,
             labels={key: value.text() for key, value in tags.entries().items()} if tags else {},
         )
         for one in slices

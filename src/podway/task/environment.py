@@ -51,6 +51,8 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     use_spot: bool | None = None
     workdir: str | None = None
     infra: str | None = None
+    image: str | None = None  # a container image in place of the file's
+    ignore_image: bool = False  # run in the hosts' own environment
     run: str | None = None  # a bash command in place of the file's
     run_args: tuple[str, ...] = ()  # what followed `--`, for dstack's ${{ run.args }}
     local_env: Mapping[str, str] = {}

@@ -11,6 +11,7 @@ from podway.errors import UserError
 from podway.task.dstack import read_dstack
 from podway.task.environment import Overrides
 from podway.task.fields import Field
+from podway.task.images import with_image_flags
 from podway.task.paths import absolute, read_file
 from podway.task.skypilot import read_skypilot
 from podway.task.task import Task
@@ -44,8 +45,8 @@ def read_task_text(
     if dialect == "dstack" or (dialect is None and root.get("type") is not None):
         if root.get("type") is None:
             raise root.error("`type` is missing", "add `type: task`, `service` or `dev-environment`")
-        return read_dstack(root, overrides, base or cwd, cwd)
-    return read_skypilot(root, overrides, (cwd, base) if base else (cwd,))
+        return with_image_flags(read_dstack(root, overrides, base or cwd, cwd), overrides)
+    return with_image_flags(read_skypilot(root, overrides, (cwd, base) if base else (cwd,)), overrides)
 
 
 def task_from_command(command: str, overrides: Overrides = Overrides()) -> Task:
@@ -55,7 +56,8 @@ def task_from_command(command: str, overrides: Overrides = Overrides()) -> Task:
     value = Scalar(line=1, column=1, text=command)
     entries = {"run": KeyValue(Scalar(line=1, column=1, text="run"), value)}
     cwd = overrides.here
-    return read_skypilot(Field("<command>", Mapping(line=1, column=1, entries=entries)), overrides, (cwd,))
+    root = Field("<command>", Mapping(line=1, column=1, entries=entries))
+    return with_image_flags(read_skypilot(root, overrides, (cwd,)), overrides)
 
 
 def _one_task(documents: list[Node], name: str) -> Node:

@@ -13,6 +13,7 @@ import msgspec
 from podway.task import yamlfile
 from podway.task.environment import Declared, Overrides, Supplied, settle, substitute, supplied
 from podway.task.fields import Field, FlagField, shorten
+from podway.task.images import skypilot_registry
 from podway.task.mounts import read_file_mounts, read_volumes, read_workdir
 from podway.task.paths import LocalMachine
 from podway.task.problems import Problems
@@ -44,6 +45,7 @@ def read_skypilot(root: Field, overrides: Overrides, bases: tuple[Path, ...]) ->
     env, secrets = read(lambda: settle(declared, given, {}), ({}, {}))
     resources, in_order = read(lambda: _resources(root, overrides, notes), ((), False))
     mounts, volumes = read(lambda: _mounts(root, local, notes), ([], []))
+    registry, resources = read(lambda: skypilot_registry(root, env, secrets, resources), (None, resources))
     whole = root.get("resources")
     service, priority = root.get("service"), first(whole, "priority")
     task = Task(
@@ -60,6 +62,7 @@ def read_skypilot(root: Field, overrides: Overrides, bases: tuple[Path, ...]) ->
         workdir=read(lambda: _workdir(root, overrides, local), None),
         file_mounts=tuple(mounts),
         volumes=tuple(volumes),
+        registry=registry,
         autostop=read(lambda: read_autostop(first(whole, "autostop")), None),
         recovery=read(lambda: read_recovery(first(whole, "job_recovery", "spot_recovery")), None),
         priority=priority.integer() if priority else 0,

@@ -16,6 +16,7 @@ from podway.task import places
 from podway.task.accelerators import SliceOptions, accelerator, check_cpu_machine
 from podway.task.environment import Overrides
 from podway.task.fields import Field, FlagField, Layers, NotHere
+from podway.task.images import read_image
 from podway.task.task import Accelerator, Autostop, Placement, Recovery, Resources, Volume
 from podway.task.values import at_least, gigabytes, idle_minutes, ports
 from podway.task.yamlfile import Mapping
@@ -197,8 +198,8 @@ def _images(layer: Layers, where: Placement) -> list[tuple[Placement, str | None
     if field is None:
         return [(where, None)]
     if not field.is_mapping:
-        return [(where, field.words())]
-    by_region = {region: image.words() for region, image in field.entries().items()}
+        return [(where, read_image(field, container=False))]
+    by_region = {region: read_image(image, container=False) for region, image in field.entries().items()}
     if not by_region:
         raise field.error("no image is named", "name an image, or remove the key")
     if where.region is None:

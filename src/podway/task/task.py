@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+CONTAINER = "docker:"  # before the name of a container image, as SkyPilot writes one
+
 
 class TaskPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Base of every part of a Task: immutable, compact in JSON, strict when read."""
@@ -107,6 +109,7 @@ class Registry(TaskPart, frozen=True):
 
     username: str
     password_secret: str
+    server: str | None = None  # None: the registry that the image names
 
 
 class Autostop(TaskPart, frozen=True):
@@ -216,6 +219,7 @@ class Task(TaskPart, frozen=True):
     run: str = ""
     shell: str = "bash"
     python: str | None = None  # '3.11': the interpreter asked for
+    user: str | None = None  # of the image, in place of the one it names itself
     env: dict[str, str] = {}
     secrets: dict[str, str] = {}
     workdir: LocalDir | Git | None = None
@@ -235,6 +239,23 @@ class Task(TaskPart, frozen=True):
     dev: DevEnvironment | None = None
     tags: dict[str, str] = {}
     notes: tuple[str, ...] = ()  # fields understood but without effect here, each with the reason
+
+
+def container_image(image: str | None) -> str | None:
+    """The name of a container image, `docker:NAME` in a task; None for an image of a virtual machine."""
+    return image.removeprefix(CONTAINER) if image and image.startswith(CONTAINER) else None
+
+
+def without_image(task: Task) -> Task:
+    """The task in its hosts' own environment (--ignore-image), and a note of it."""
+    images = sorted({image for one in task.resources if (image := container_image(one.image))})
+    if not images:
+        return task
+    resources = tuple(
+        msgspec.structs.replace(one, image=None) if container_image(one.image) else one for one in task.resources
+    )
+    note = f"image {', '.join(images)}: ignored, as --ignore-image says; the task runs in the hosts' own environment"
+    return msgspec.structs.replace(task, resources=resources, user=None, notes=(*task.notes, note))
 
 
 def without_secrets(task: Task) -> Task:

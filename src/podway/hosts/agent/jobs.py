@@ -14,8 +14,9 @@ import threading
 import time
 
 from . import output, phase, processes
+from .container_spec import IN_USE, container_spec
 from .ending import Bell, Endings
-from .phase import Phase, RequestRefused
+from .phase import Phase, RequestRefused, is_word
 from .runner import BUNDLE_FD, LOCK_FD, READY_FD
 
 TYPE_CHECKING = False
@@ -86,7 +87,7 @@ class Jobs:
         """Run a script as a phase of a job, once; asked again, answer how it stands."""
         this = Phase(self._state, request.get("job", ""), request.get("phase", ""))
         spec = self._spec(request, this)
-        if not _is_word(request.get("script")):
+        if not is_word(request.get("script")):
             raise RequestRefused("script must be a text without NUL")
         with self._starting:
             begun = this.begun()  # what was begun is answered for, cancelled or not: the caller may be asking again
@@ -101,6 +102,8 @@ class Jobs:
                     existing = this.begun() is not None
                     if not existing:
                         phase.write_file(this.path("script"), os.fsencode(request["script"]))
+                        if "enter" in spec:  # before the first container: `remove` must know that there may be one
+                            phase.write_file(os.path.join(self._state, IN_USE), b"")
                         self._spawn(this, lock, json.dumps(spec).encode("ascii") + b"\n")
                 finally:
                     os.close(lock)
@@ -215,13 +218,15 @@ class Jobs:
         if processes.HOST_ID_VARIABLE in base:
             marks[processes.HOST_ID_VARIABLE] = base[processes.HOST_ID_VARIABLE]
         interpreter = request.get("interpreter") or ["bash"]
-        if not isinstance(interpreter, list) or not all(map(_is_word, interpreter)):
+        if not isinstance(interpreter, list) or not all(map(is_word, interpreter)):
             raise RequestRefused("interpreter must be a list of words")
         cwd = request.get("cwd") or "~"
-        if not _is_word(cwd):
+        if not is_word(cwd):
             raise RequestRefused("cwd must be a path")
         if cwd == "~" or cwd.startswith("~/"):
             cwd = self._home + cwd[1:]
+        if request.get("container") is not None:
+            return container_spec(request, self._home, base, {**given, **secrets, **marks}, secrets)
         return {
             "env": {**base, **given, **secrets, **marks},
             "secrets": secrets,
@@ -301,14 +306,6 @@ def _base_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in _BASE_ENVIRONMENT if name in os.environ}
 
 
-def _is_word(value: object) -> bool:
-    """Whether this can be given to a program: as an argument, in its environment, as a path."""
-    try:
-        return isinstance(value, str) and b"\0" not in os.fsencode(value)
-    except UnicodeEncodeError:  # half a surrogate pair, which stands for no bytes
-        return False
-
-
 def _whole_number(request: Fields, name: str, default: int) -> int:
     value = request.get(name, default)
     if type(value) is not int or not 0 <= value < 1 << 62:
@@ -333,6 +330,6 @@ def _environment(request: Fields, name: str) -> dict[str, str]:
     if not isinstance(value, dict):
         raise RequestRefused(f"{name} must map names to texts")
     for key, text in value.items():
-        if not _is_word(key) or not key or "=" in key or not _is_word(text):
+        if not is_word(key) or not key or "=" in key or not is_word(text):
             raise RequestRefused(f"{name}: {key!r:.100} cannot be an environment variable")
     return value

@@ -41,6 +41,14 @@ class RequestRefused(Exception):
         self.code = code
 
 
+def is_word(value: object) -> bool:
+    """Whether this can be given to a program: as an argument, in its environment, as a path."""
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:  # half a surrogate pair, which stands for no bytes
+        return False
+
+
 def checked_name(kind: str, value: object) -> str:
     """`value` if it can name a job or a phase, which is to say a directory."""
     if not isinstance(value, str) or not _NAME.match(value):

@@ -19,9 +19,11 @@ import os
 import resource
 import select
 import signal
+import sys
 import time
 
 from . import linux, phase, processes
+from .container_spec import VARIABLES
 from .mask import Masker
 from .output import OutputWriter
 
@@ -42,8 +44,14 @@ READ_SIZE = 256 << 10
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h; Python names it from 3.10 on
 _EXIT_FILE_SIZE = 1024
 _EXIT_RETRY_S = 30.0
+_NO_CONTAINER = 125  # as `docker run` answers when the container itself could not be had
 _CANNOT_RUN = 126  # as shells answer for a command that is there but cannot be run,
 _NOT_FOUND = 127  # and for one that is not there
+# What a process of root needs of the environment that sudo cleans: the job's marks, and where the libraries and runtimes are.
+PASSED_BY_SUDO = (processes.JOB_ID_VARIABLE, processes.HOST_ID_VARIABLE, "LD_LIBRARY_PATH", *VARIABLES)
+NO_ROOT = (
+    "podway: an image needs root on the host: log in there as root, or as a user who may run sudo without a password\n"
+)
 
 
 def main(state: str, job: str, name: str) -> None:
@@ -106,6 +114,7 @@ class Runner:
         self._pump(pipe, woken)
         self._append(self._masker.finish())
         self._writer.note_time()
+        self._take_back()
         self._write_exit()
         self._ring()
         os._exit(0)  # nothing is left to tidy, and a cancel waits for this process too
@@ -150,11 +159,41 @@ class Runner:
             os.dup2(output, 2)
             os.makedirs(spec["cwd"], exist_ok=True)
             os.chdir(spec["cwd"])
-            command = [*spec["interpreter"], self._phase.path("script")]
+            command = [*spec["interpreter"], self._phase.path("script")] if "enter" not in spec else self._entering()
             os.execvpe(command[0], command, spec["env"])
         except BaseException as error:
             os.write(output, (f"podway: cannot start the script: {error}\n").encode("utf-8", "backslashreplace"))
             os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN)
+
+    def _entering(self) -> list[str]:
+        """In the child: the command that becomes a process of a container, with what it needs on its stdin, in memory alone."""
+        given = os.memfd_create("container", 0)
+        with open(given, "wb", closefd=False) as file:
+            file.write(json.dumps(self._spec["enter"]).encode("ascii"))
+        os.lseek(given, 0, os.SEEK_SET)
+        os.dup2(given, 0)
+        os.close(given)
+        if os.geteuid() != 0 and os.spawnvpe(os.P_WAIT, "sudo", ["sudo", "-n", "true"], self._spec["env"]) != 0:
+            os.write(1, NO_ROOT.encode())
+            os._exit(_NO_CONTAINER)
+        return self._as_root("enter")
+
+    def _as_root(self, *arguments: str) -> list[str]:
+        """The agent's own file, run by root; sudo closes descriptors and cleans the environment, so both go another way."""
+        command = [sys.executable, "-S", "-E", f"/proc/{self._about['pid']}/fd/{BUNDLE_FD}", *arguments]
+        if os.geteuid() == 0:
+            return command
+        kept = [f"{name}={value}" for name, value in self._spec["env"].items() if name in PASSED_BY_SUDO]
+        return ["sudo", "-n", "env", *kept, *command]
+
+    def _take_back(self) -> None:
+        """What root, or the image's own user, wrote into the task's directories becomes this host's user's again."""
+        if "enter" not in self._spec or os.geteuid() == 0:
+            return
+        folders = [one[0] for one in self._spec["enter"]["container"]["mounts"] if not one[2] and os.path.isdir(one[0])]
+        command = self._as_root("give", str(os.geteuid()), str(os.getegid()), *folders)
+        with contextlib.suppress(OSError):
+            os.spawnvpe(os.P_WAIT, command[0], command, self._spec["env"])
 
     def _pump(self, pipe: int, woken: int) -> None:
         """Copy output until the main process and all it left behind have ended."""

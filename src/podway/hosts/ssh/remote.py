@@ -45,9 +45,10 @@ OLD_PYTHON = 98  # what `command` exits with where python3 cannot run the progra
 # What the agent keeps below STATE; anything else there is not ours (a person's own Podway may live in the same folder).
 AGENT_FILES = (
     *("agent.lock", "agent.pid", "agent.log", "agent.sock", "bell", "jobs", "incoming", "manifests", "applied"),
-    *("mounts", "idle_shutdown.json"),
+    *("mounts", "idle_shutdown.json", "containers", "uv"),
 )
-AGENT_PREFIXES = ("agent-", "trash.")
+CONTAINERS_USED = "containers"  # in the agent's state: jobs had images (hosts/agent/container_spec.py)
+AGENT_PREFIXES = ("agent-", "trash.", "python-")
 START_S = 30.0
 KILL_S = 15.0
 ALONE_S = 45.0
@@ -154,6 +155,10 @@ def remove(request: Fields, body: bytes) -> Fields:
         left = processes.kill_hosts([request["id"]], KILL_S)
         if left:
             raise MachineRefused(f"processes are still alive: {left}", "alive")
+        if os.path.isdir(state) and CONTAINERS_USED in os.listdir(state):
+            from podway_agent import container
+
+            container.remove([request["id"]], container.as_root())
         holder, note = _read(request["lease_path"]), _read(os.path.join(state, OWNER))
         if holder is None or _same(holder, request["lease"]):
             if note is None or note.get("id") == request["id"]:

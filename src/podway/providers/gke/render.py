@@ -25,6 +25,7 @@ from podway.providers.gke.manifests import (
     metadata,
     object_name,
 )
+from podway.task.task import container_image
 
 AGENT = "the agent, packed by gzip"
 HOME = "/podway/home"
@@ -95,7 +96,7 @@ def _agent(context: JobSetContext, name: str) -> Manifest:
 
 def _jobset(context: JobSetContext, name: str, order: Order) -> Manifest:
     container = Container(
-        image=order.image or context.settings.image,
+        image=container_image(order.image) or context.settings.image,
         command=("bash", "-c", START),
         started=("test", "-S", f"{HOME}/.podway/agent.sock"),
         env=(

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from podway.hosts.agent.container_spec import VARIABLES as CONTAINER_VARIABLES
 from podway.hosts.agent.records import CONFINED
 from podway.order import Host
 from podway.providers.local.isolation import make_folders, make_home
@@ -12,7 +13,7 @@ WORKDIR = "sky_workdir"
 _TEMPORARY = ".podway/tmp"
 # LD_LIBRARY_PATH, because the Python that runs all this may need it. Whatever else the caller has set (PYTHONPATH, CONDA_*,
 # PIP_*) describes the caller's environment, and would lead a host's programs back into it.
-_KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
+_KEPT = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", *CONTAINER_VARIABLES)
 _OWN_USERS = ("TMPDIR", "USER")
 
 

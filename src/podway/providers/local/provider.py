@@ -43,6 +43,7 @@ from podway.order import Host, Order
 from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
 from podway.providers.local import networks
 from podway.providers.local.environment import furnish_home, host_environment
+from podway.providers.local.images import remove_containers
 from podway.providers.local.isolation import HostUser, check_isolation, choose_user, homes_root, kill_user
 from podway.providers.local.subnets import claim_subnet, host_address, release_subnet, subnet_of
 from podway.task.task import Resources
@@ -172,6 +173,7 @@ class LocalProvider:
             return
         if (place / "request.json").exists():
             await self._kill(name)
+            await asyncio.to_thread(remove_containers, self._hosts(name))
         for child in sorted(place.iterdir()):
             if child.name not in ("request.json", "subnet", "user"):
                 await asyncio.to_thread(_remove, child)
