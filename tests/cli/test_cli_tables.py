@@ -2,7 +2,11 @@
 
 import json
 
-from podway.cli import cost, queue, status
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podway.cli import cost, queue, status, tables
+from podway.cli.tables import table
 from podway.task.task import Autostop
 from tests.cli import records
 from tests.cli.conftest import Run
@@ -105,3 +109,30 @@ def test_cost_asks_for_past_clusters(run: Run, stub: Stub) -> None:
     stub.past = [records.cluster("gone", state="GONE")]
     assert [row["name"] for row in json.loads(run("cost", "--days", "1", "-o", "json").out)] == ["gone"]
     assert run("cost", "--days", "-1").code == 2
+
+
+WIDE = (("NAME", "INFRA", "RESOURCES", "STATUS"), [("a-long-name", "gcp/us-east5-b", "1x[tpu-v6e-16]", "UP")] * 2)
+
+
+def test_a_narrow_terminal_loses_the_least_important_columns() -> None:
+    headers, rows = WIDE
+    whole = table(headers, rows, drop=("INFRA", "RESOURCES"))  # no terminal: all of it
+    assert whole.splitlines()[0].split() == list(headers)
+    assert table(headers, rows, drop=("INFRA", "RESOURCES"), room=40).splitlines() == [
+        "NAME         RESOURCES       STATUS",
+        "a-long-name  1x[tpu-v6e-16]  UP",
+        "a-long-name  1x[tpu-v6e-16]  UP",
+    ]
+    assert table(headers, rows, drop=("INFRA", "RESOURCES"), room=20).splitlines()[1] == "a-long-name  UP"
+    assert table(headers, rows, room=30).splitlines()[1].count("…") == 3
+
+
+@given(
+    st.lists(st.lists(st.text(max_size=40), min_size=4, max_size=4), max_size=5),
+    st.integers(30, 200),
+    st.lists(st.sampled_from(WIDE[0]), max_size=3, unique=True),
+)
+def test_no_line_is_longer_than_the_terminal(rows: list[list[str]], room: int, drop: list[str]) -> None:
+    shown = table(WIDE[0], rows, drop=drop, room=room).split("\n")
+    assert len(shown) == len(rows) + 1
+    assert all(tables._width(line) <= room for line in shown)

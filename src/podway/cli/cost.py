@@ -64,7 +64,9 @@ def page(clusters: list[ClusterView], now: float, orphans: Sequence[OrphanView] 
     unknown = sum(1 for cluster in clusters if cluster.cost is None and not cluster.simulated)
     spent = sum(known) + sum(_spent(orphan, now) or 0.0 for orphan in orphans)
     total = f"Total: ${spent:,.2f}" + (f", and {unknown} at an unknown price" if unknown else "")
-    return f"{table(HEADERS, rows)}\n\n{_billing(clusters, orphans)}\n{total}"
+    return (
+        f"{table(HEADERS, rows, drop=('LAUNCHED', 'RESOURCES', 'COST/hr'))}\n\n{_billing(clusters, orphans)}\n{total}"
+    )
 
 
 def _billing(clusters: list[ClusterView], orphans: Sequence[OrphanView]) -> str:

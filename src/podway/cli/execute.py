@@ -11,7 +11,8 @@ from podway.task.environment import Overrides
 
 @click.command(name="exec")
 @cluster_argument
-@click.argument("entrypoint", nargs=-1, required=True)
+@click.argument("entrypoint", nargs=-1, metavar="ENTRYPOINT...")
+@click.option("-c", "--cluster", "named", metavar="CLUSTER", help="The cluster, if it is not the first word.")
 @task_options
 @click.option("-d", "--detach-run", is_flag=True, help="Return once the job is submitted.")
 @click.option("--raw", is_flag=True, help="Show lines that several hosts print alike once per host.")
@@ -21,6 +22,7 @@ def command(
     ctx: click.Context,
     cluster: str,
     entrypoint: tuple[str, ...],
+    named: str | None,
     overrides: Overrides,
     detach_run: bool,
     raw: bool,
@@ -33,5 +35,9 @@ def command(
 
     Exits with 0 if the job succeeded, 100 if it failed, 103 if it was cancelled.
     """
+    if named is not None:
+        cluster, entrypoint = named, (cluster, *entrypoint)
+    if not entrypoint:
+        raise click.MissingParameter(ctx=ctx, param=ctx.command.params[1], param_type="argument")
     interaction = Interaction(detach=detach_run, raw=raw, json=output == "json")
     ctx.exit(submit(cluster, read_entrypoint(entrypoint, overrides), interaction))

@@ -73,15 +73,6 @@ FOR_SSH = {
     "ssh-login": "podway.cli.ssh_hooks:login",
 }
 
-# What other tools call these verbs, for the suggestion after a typing mistake.
-KNOWN_AS = {
-    "api": "server",
-    "cost-report": "cost",
-    "delete": "down",
-    "gpus": "tpus",
-    "offer": "tpus",
-    "show-gpus": "tpus",
-}
 COMPLETE_VARIABLE = "_PODWAY_COMPLETE"
 
 
@@ -105,14 +96,14 @@ class VerbTable(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest verb in the message: click knows only commands that are imported."""
+        """As click does, by the words of other tools too, with the nearest verb in the message: click knows only what is imported."""
         if args[0] not in VERBS and args[0] not in FOR_SSH and not ctx.resilient_parsing:
-            from difflib import get_close_matches  # only a mistake needs it
+            from podway.cli import habits  # only a word that is no verb needs it
 
-            near = [KNOWN_AS[args[0]]] if args[0] in KNOWN_AS else get_close_matches(args[0], VERBS, n=1)
-            raise click.UsageError(
-                f"No such command {args[0]!r}." + "".join(f" Did you mean {v!r}?" for v in near), ctx
-            )
+            known = habits.translated(args)
+            if known is None:
+                raise click.UsageError(_unknown(args, habits.answer(args)), ctx)
+            args = known
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -129,6 +120,15 @@ class VerbTable(click.Group):
 
         verbs = [CompletionItem(verb, help=row[1]) for verb, row in VERBS.items() if verb.startswith(incomplete)]
         return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+def _unknown(args: list[str], answer: str) -> str:
+    if answer:
+        return f"Podway has no command {args[0]!r}. {answer}"
+    from difflib import get_close_matches  # only a mistake needs it
+
+    near = get_close_matches(args[0], VERBS, n=1, cutoff=0.75)
+    return f"No such command {args[0]!r}." + "".join(f" Did you mean {verb!r}?" for verb in near)
 
 
 def _print_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:

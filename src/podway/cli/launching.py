@@ -134,7 +134,8 @@ def offers_page(preview: PreviewReply) -> str:
     title = f"Considered resources ({format_count(preview.order.slices, 'slice')}):"
     left = len(preview.offers) - len(shown)
     more = f"\n... and {left} more" if left else ""
-    return f"{title}\n{table(headers, rows, right=('HOSTS', 'CHIPS', 'COST ($/h)'))}{more}\n"
+    shown_table = table(headers, rows, right=("HOSTS", "CHIPS", "COST ($/h)"), drop=("TOPOLOGY", "CHIPS", "HOSTS"))
+    return f"{title}\n{shown_table}{more}\n"
 
 
 def _accelerator(offer: OfferView) -> str:
@@ -177,7 +178,9 @@ def _see_through(client: Client, screen: Screen, task: Task, reply: LaunchReply,
         return _attach(client, screen, reply.cluster, interaction)
     if reply.created and not interaction.detach:
         shell = _offer_ssh(client, screen, reply.cluster, ask=not interaction.yes)
-    screen.line(useful_commands(reply.cluster, None if end.state in ENDED else reply.job, shell))
+    job = None if end.state in ENDED else reply.job
+    if reply.created or job is not None:  # who runs the tenth command on a cluster knows the others
+        screen.line(useful_commands(reply.cluster, job, shell if reply.created else None))
     if interaction.json:
         document = {**msgspec.to_builtins(reply), "state": end.state or None, "reason": end.reason}
         click.echo(msgspec.json.format(msgspec.json.encode(document)))
@@ -255,8 +258,8 @@ def _show_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
         screen.line(f"{MORE} Waiting for {format_count(len(waiting), 'job')} ahead of this one.")
 
 
-def useful_commands(cluster: str, job: int | None, shell: str) -> str:
-    """Commands to type next; `shell` opens one on the cluster."""
+def useful_commands(cluster: str, job: int | None, shell: str | None) -> str:
+    """Commands to type next; `shell` opens one on a cluster that is new to its user."""
     blocks = []
     if job is not None:
         blocks.append(
@@ -268,10 +271,11 @@ def useful_commands(cluster: str, job: int | None, shell: str) -> str:
     on_cluster = [
         ("run more on it", f"podway exec {cluster} FILE"),
         ("see its jobs", f"podway queue {cluster}"),
-        ("open a shell on it", shell),
+        ("open a shell on it", shell or ""),
         ("delete it", f"podway down {cluster}"),
     ]
-    blocks.append((f"Cluster name: {cluster}", on_cluster))
+    if shell is not None:
+        blocks.append((f"Cluster name: {cluster}", on_cluster))
     lines = ["", "Useful commands"]
     for title, items in blocks:
         lines.append(title)

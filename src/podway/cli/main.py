@@ -70,7 +70,7 @@ def _invoke(arguments: list[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.UsageError as error:
-        _show_error(error.format_message(), _usage_hint(error))
+        _show_error(error.format_message(), _habit(error) or _usage_hint(error))
         return USAGE
     except click.ClickException as error:
         _show_error(error.format_message(), "")
@@ -99,6 +99,15 @@ def _invoke(arguments: list[str]) -> int:
     except KeyboardInterrupt as error:
         _say("\n" + (str(error) or "Interrupted. What was already requested continues; see: podway status"))
         return INTERRUPTED
+
+
+def _habit(error: click.UsageError) -> str:
+    """What to type for an option that another tool has."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    from podway.cli.habits import OPTION_ANSWERS  # only a mistake needs it
+
+    return OPTION_ANSWERS.get((error.ctx.info_name or "", error.option_name), "")
 
 
 def _usage_hint(error: click.UsageError) -> str:

@@ -8,6 +8,7 @@ import msgspec
 from podway.cli.choosing import matching
 from podway.cli.options import cluster_names_argument, output_option
 from podway.cli.tables import table
+from podway.control.records import ENDED
 from podway.quantities import format_ago, format_duration
 from podway.server.api import JobView
 from podway.server.client import Client
@@ -17,8 +18,9 @@ HEADERS = ("ID", "NAME", "USER", "SUBMITTED", "STARTED", "DURATION", "RESOURCES"
 
 @click.command(name="queue")
 @cluster_names_argument
+@click.option("-s", "--skip-finished", is_flag=True, help="Only jobs that run or wait.")
 @output_option
-def command(names: tuple[str, ...], output: str) -> None:
+def command(names: tuple[str, ...], skip_finished: bool, output: str) -> None:
     """Show the jobs of clusters.
 
     CLUSTER may be a name or a pattern such as 'exp-*'; without it, the jobs of all clusters are shown.
@@ -28,6 +30,8 @@ def command(names: tuple[str, ...], output: str) -> None:
     if names:
         clusters = matching(clusters, names)
     jobs = {cluster.name: client.jobs(cluster.name) for cluster in clusters}
+    if skip_finished:
+        jobs = {name: [job for job in some if job.state not in ENDED] for name, some in jobs.items()}
     if output == "json":
         every = [job for some in jobs.values() for job in some]
         click.echo(msgspec.json.format(msgspec.json.encode(every)))
@@ -56,4 +60,4 @@ def page(jobs: list[JobView], now: float) -> str:
         )
         for job in reversed(jobs)
     ]
-    return table(HEADERS, rows)
+    return table(HEADERS, rows, drop=("USER", "RESOURCES", "STARTED", "SUBMITTED", "NAME"))

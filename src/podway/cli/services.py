@@ -44,7 +44,14 @@ def show(found: Sequence[ServiceView], output: str, *, verbose: bool) -> None:
         click.echo("No existing services.")
         return
     now = time.time()
-    click.echo(table(HEADERS, [_row(one, now) for one in found], right=("REVISION",)))
+    click.echo(
+        table(
+            HEADERS,
+            [_row(one, now) for one in found],
+            right=("REVISION",),
+            drop=("CREATED", "MODEL", "REVISION", "URL"),
+        )
+    )
     for one in found if verbose else ():
         click.echo("")
         click.echo(replicas_page(one, now))
@@ -75,5 +82,14 @@ def replicas_page(one: ServiceView, now: float) -> str:
         )
         for replica in one.replicas
     ]
-    lines.append(table(REPLICA_HEADERS, rows, right=("REPLICA", "REVISION")) if rows else "No replicas.")
+    lines.append(
+        table(
+            REPLICA_HEADERS,
+            rows,
+            right=("REPLICA", "REVISION"),
+            drop=("CREATED", "RESOURCES", "INFRA", "ADDRESS", "REVISION"),
+        )
+        if rows
+        else "No replicas."
+    )
     return "\n".join(lines)

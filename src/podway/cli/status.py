@@ -8,6 +8,7 @@ import msgspec
 from podway.cli.choosing import matching
 from podway.cli.options import cluster_names_argument, output_option
 from podway.cli.tables import table
+from podway.errors import UserError
 from podway.quantities import format_ago, format_count, format_duration
 from podway.server.api import ClusterView, OrphansReply
 from podway.server.client import Client
@@ -15,6 +16,7 @@ from podway.task.task import Autostop
 
 HEADERS = ("NAME", "INFRA", "RESOURCES", "STATUS", "AUTOSTOP", "LAUNCHED")
 ORPHAN_HEADERS = ("RESOURCE", "KIND", "INFRA", "TPU", "STATUS", "MADE")
+LESS_IMPORTANT = ("HOSTS", "USER", "HEAD_IP", "LAUNCHED", "AUTOSTOP", "INFRA", "JOBS", "REASON", "RESOURCES")
 MORE_HEADERS = ("USER", "HOSTS", "HEAD_IP", "JOBS", "REASON")
 
 
@@ -22,19 +24,24 @@ MORE_HEADERS = ("USER", "HOSTS", "HEAD_IP", "JOBS", "REASON")
 @cluster_names_argument
 @output_option
 @click.option("-r", "--refresh", is_flag=True, help="Also ask every provider for orphaned resources.")
+@click.option("-a", "--all", "every", is_flag=True, help="Also show deleted clusters.")
+@click.option("--ip", is_flag=True, help="Show only the address of the first host of CLUSTER.")
 @click.option(
     "-v", "--verbose", is_flag=True, help="Also show owner, hosts, unfinished jobs and the reason for the status."
 )
-def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -> None:
+def command(names: tuple[str, ...], output: str, refresh: bool, every: bool, ip: bool, verbose: bool) -> None:
     """Show clusters.
 
     CLUSTER may be a name or a pattern such as 'exp-*'; without it, all are shown.
     """
     client = Client()
-    overview = client.overview()
+    overview = client.overview(1.0 if every else None)
     clusters = overview.clusters
     if names:
         clusters = matching(clusters, names)
+    if ip:
+        _show_address(clusters, names)
+        return
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(clusters)))
     elif not clusters:
@@ -50,6 +57,16 @@ def command(names: tuple[str, ...], output: str, refresh: bool, verbose: bool) -
             f"{format_count(overview.orphans, 'resource')} belong to no cluster. List them: podway status --refresh",
             err=True,
         )
+
+
+def _show_address(clusters: list[ClusterView], names: tuple[str, ...]) -> None:
+    if len(names) != 1 or len(clusters) != 1:
+        raise click.UsageError("--ip needs the name of one cluster.")
+    address = _address(clusters[0])
+    if address is None:
+        hint = f"see: podway status -v {clusters[0].name}"
+        raise UserError(f"{clusters[0].name} has no hosts now: it is {clusters[0].state}", hint)
+    click.echo(address)
 
 
 def _show_services(client: Client) -> None:
@@ -96,13 +113,16 @@ def page(clusters: list[ClusterView], now: float, verbose: bool = False) -> str:
     waiting = [
         f"{one.name} waits: {one.reason}" for one in clusters if one.state == "INIT" and one.reason and not verbose
     ]
-    return "\n".join([table(HEADERS + (MORE_HEADERS if verbose else ()), rows), *waiting])
+    return "\n".join([table(HEADERS + (MORE_HEADERS if verbose else ()), rows, drop=LESS_IMPORTANT), *waiting])
 
 
 def _more(cluster: ClusterView) -> tuple[object, ...]:
+    return cluster.user, cluster.order.hosts, _address(cluster), cluster.open_jobs, cluster.reason or None
+
+
+def _address(cluster: ClusterView) -> str | None:
     head = cluster.hosts[0] if cluster.hosts else None
-    address = (head.external_address or head.address) if head else None
-    return cluster.user, cluster.order.hosts, address, cluster.open_jobs, cluster.reason or None
+    return (head.external_address or head.address) if head else None
 
 
 def autostop_text(rest: Autostop | None) -> str | None:

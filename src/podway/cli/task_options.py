@@ -18,6 +18,7 @@ _OPTIONS = (
     click.option(
         "--infra",
         "--provider",
+        "--cloud",
         "infra",
         metavar="CLOUD[/REGION[/ZONE]]",
         help="Where to run: local (simulated on this machine), gcp, gcp/us-east5, gcp/us-east5/us-east5-b, ...",

@@ -80,7 +80,8 @@ def generations_table() -> str:
                 len(zones_of(facts.name)),
             )
         )
-    return table(headers, rows, right=headers[2:])
+    drop = ("ICI GB/S", "HBM GB/S", "ZONES", "CHIPS/HOST", "$/CHIP-H(SPOT)", "SIZES")
+    return table(headers, rows, right=headers[2:], drop=drop)
 
 
 def sizes_table(generation: str) -> str:
@@ -104,7 +105,12 @@ def sizes_table(generation: str) -> str:
         )
         for row in slices_of(generation)
     ]
-    return table(headers, rows, right=("CHIPS", "HOSTS", "HBM", "TFLOP/S", "$/H", "$/H(SPOT)", "ZONES"))
+    return table(
+        headers,
+        rows,
+        right=("CHIPS", "HOSTS", "HBM", "TFLOP/S", "$/H", "$/H(SPOT)", "ZONES"),
+        drop=("WRAP", "ZONES", "TFLOP/S", "HBM"),
+    )
 
 
 def slice_page(row: Slice) -> str:
