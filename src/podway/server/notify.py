@@ -5,7 +5,7 @@ count has moved, so a write between the read and the sleep is never missed and n
 wait: however many ask after a write, the database is read once.
 
 A server that is alone on its database (the usual one) hears of every write before the writer is answered, so what `LiveRows` keeps
-is what the database holds. Beside another server it hears of the other's writes a moment late: then whoever asks for the first
+is what the database holds. Beside another server it hears of the other's writes a moment late: then a caller who asks for the first
 time is answered from the database.
 """
 
