@@ -11,7 +11,6 @@ Reads never take SQLite's write lock. Methods are synchronous and short; async c
 """
 
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,9 +19,10 @@ import sqlalchemy as sa
 
 from podway.control.failover import Place, PlaceRecord, place_of
 from podway.control.gateway_keys import GatewayKeys
+from podway.control.leased_rows import LeasedRows, change_event
 from podway.control.migrations import prepare
 from podway.control.people import People
-from podway.control.records import Cluster, ClusterState, Event, Job
+from podway.control.records import Cluster, Event, Job
 from podway.control.service_store import ServiceRows
 from podway.control.tables import READ_ONLY, clusters, events, jobs, tries
 from podway.control.writing import UPDATE_TRIES, Stale, add_events
@@ -91,139 +91,41 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
-class Store:
-    """All reads and guarded writes."""
+class Store(LeasedRows[Cluster]):
+    """All reads and guarded writes: clusters as `leased_rows.py` has them, their jobs and events, and the parts."""
 
     def __init__(self, engine: sa.Engine) -> None:
-        self.engine = engine
-        self.reader = engine.execution_options(**READ_ONLY)
+        super().__init__(engine, Cluster, clusters, clusters.c.next_job, jobs.c.cluster_id)
         self.people = People(engine)
         self.gateway_keys = GatewayKeys(engine)
         self.services = ServiceRows(engine, lambda key: self.written(key))
         self.written: Callable[[str], None] = lambda cluster_id: None  # told of every write, after it is durable
 
-    # clusters
+    def _publish(self, key: str) -> None:
+        self.written(key)
+
+    # clusters, by the names that say so
 
     def add_cluster(self, cluster: Cluster) -> None:
         """A new row; the name must not be taken by a live one."""
-        try:
-            with self.engine.begin() as db:
-                db.execute(
-                    sa.insert(clusters).values(
-                        id=cluster.id,
-                        name=cluster.name,
-                        live_name=cluster.name,
-                        state=cluster.state,
-                        created=cluster.created,
-                        version=0,
-                        lease_until=0.0,
-                        next_job=1,
-                        body=msgspec.json.encode(cluster),
-                    )
-                )
-        except sa.exc.IntegrityError:
-            raise Stale(f"cluster {cluster.name} exists") from None
+        self.add(cluster)
 
     def cluster(self, cluster_id: str) -> Cluster | None:
         """By id, alive or gone."""
-        with self.reader.connect() as db:
-            row = db.execute(sa.select(clusters).where(clusters.c.id == cluster_id)).first()
-        return None if row is None else _cluster(row)
-
-    def find(self, name: str, *, gone: bool = False) -> Cluster | None:
-        """The live cluster of that name, or with `gone` the latest that ever had it."""
-        query = sa.select(clusters).where(clusters.c.live_name == name)
-        if gone:
-            query = sa.select(clusters).where(clusters.c.name == name).order_by(clusters.c.created.desc()).limit(1)
-        with self.reader.connect() as db:
-            row = db.execute(query).first()
-        return None if row is None else _cluster(row)
+        return self.get(cluster_id)
 
     def live_clusters(self) -> list[Cluster]:
         """Every cluster that is not gone, oldest first."""
-        query = sa.select(clusters).where(clusters.c.live_name.is_not(None)).order_by(clusters.c.created)
-        with self.reader.connect() as db:
-            return [_cluster(row) for row in db.execute(query)]
+        return self.live()
 
     def past_clusters(self, since: float, limit: int = 1000) -> list[Cluster]:
         """Gone clusters that were created after `since`, latest first."""
-        query = (
-            sa.select(clusters)
-            .where(clusters.c.live_name.is_(None), clusters.c.created >= since)
-            .order_by(clusters.c.created.desc())
-            .limit(limit)
-        )
-        with self.reader.connect() as db:
-            return [_cluster(row) for row in db.execute(query)]
+        gone = sa.select(clusters).where(clusters.c.live_name.is_(None), clusters.c.created >= since)
+        return self._all(gone.order_by(clusters.c.created.desc()).limit(limit))
 
     def save_cluster(self, cluster: Cluster, *, owner: str | None = None, events: tuple[Event, ...] = ()) -> Cluster:
         """Write the new value over the version it was made from; its events land in the same transaction."""
-        new = msgspec.structs.replace(cluster, version=cluster.version + 1)
-        guard = [clusters.c.id == cluster.id, clusters.c.version == cluster.version]
-        if owner is not None:
-            guard.append(clusters.c.owner == owner)
-        values = {
-            "state": new.state,
-            "version": new.version,
-            "live_name": new.name if new.state is not ClusterState.GONE else None,
-            "body": msgspec.json.encode(new),
-        }
-        with self.engine.begin() as db:
-            if db.execute(sa.update(clusters).where(*guard).values(**values)).rowcount != 1:
-                raise Stale(f"cluster {cluster.name} changed")
-            add_events(db, events)
-        self.written(cluster.id)
-        return new
-
-    def update(
-        self, cluster_id: str, change: Callable[[Cluster], Cluster], *, owner: str | None = None, text: str = ""
-    ) -> Cluster:
-        """Apply a transition, with `text` as its event; the new value. `Stale` when the cluster is gone or not `owner`'s."""
-        seen = -1
-        for _ in range(UPDATE_TRIES):
-            old = self.cluster(cluster_id)
-            if (
-                old is None or not old.live or old.version == seen
-            ):  # the same version refused twice: the owner is another
-                raise Stale(f"cluster {cluster_id} is gone or is driven by another server")
-            new = change(old)
-            if new == old:
-                return old
-            try:
-                return self.save_cluster(new, owner=owner, events=_change_event(new, text))
-            except Stale:
-                seen = old.version
-        raise Stale(f"cluster {cluster_id} keeps changing")
-
-    def claim(self, cluster_id: str, owner: str, until: float, dead: tuple[str, ...] = ()) -> bool:
-        """Take or keep the lease on a cluster; also from owners known to be dead, without waiting them out."""
-        free = sa.or_(
-            clusters.c.owner.is_(None),
-            clusters.c.owner == owner,
-            clusters.c.lease_until < time.time(),
-            clusters.c.owner.in_(dead),
-        )
-        query = sa.update(clusters).where(clusters.c.id == cluster_id, free).values(owner=owner, lease_until=until)
-        with self.engine.begin() as db:
-            return bool(db.execute(query).rowcount == 1)
-
-    def leases(self) -> list[tuple[str, str | None, float]]:
-        """(cluster id, owner, until) of every live cluster."""
-        query = sa.select(clusters.c.id, clusters.c.owner, clusters.c.lease_until).where(
-            clusters.c.live_name.is_not(None)
-        )
-        with self.reader.connect() as db:
-            return [(row[0], row[1], row[2]) for row in db.execute(query)]
-
-    def pulse(self) -> dict[str, tuple[int, int, int]]:
-        """A mark for each live cluster that changes whenever it or one of its open jobs was written."""
-        versions = sa.select(clusters.c.id, clusters.c.version, clusters.c.next_job).where(
-            clusters.c.live_name.is_not(None)
-        )
-        work = sa.select(jobs.c.cluster_id, sa.func.sum(jobs.c.version)).where(jobs.c.open).group_by(jobs.c.cluster_id)
-        with self.reader.connect() as db:
-            moved = {row[0]: int(row[1] or 0) for row in db.execute(work)}
-            return {row[0]: (row[1], row[2], moved.get(row[0], -1)) for row in db.execute(versions)}
+        return self.save(cluster, owner=owner, events=events)
 
     # jobs
 
@@ -334,7 +236,7 @@ class Store:
             if new == old:
                 return old
             try:
-                return self.save_job(new, owner=owner, events=_change_event(new, text, detail))
+                return self.save_job(new, owner=owner, events=change_event(new, text, detail))
             except Stale:
                 seen = old.version
         raise Stale(f"job {number} keeps changing")
@@ -406,21 +308,8 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def _cluster(row: sa.Row[tuple[object, ...]]) -> Cluster:
-    return msgspec.structs.replace(from_json(row.body, Cluster), version=row.version)
-
-
 def _job(row: sa.Row[tuple[object, ...]]) -> Job:
     return msgspec.structs.replace(from_json(row.body, Job), version=row.version)
-
-
-def _change_event(new: Cluster | Job, text: str, detail: dict[str, str] | None = None) -> tuple[Event, ...]:
-    """The event of a change, if it has a text."""
-    if not text:
-        return ()
-    cluster_id, job = (new.cluster_id, new.number) if isinstance(new, Job) else (new.id, None)
-    label = {"state": new.state.value, **(detail or {})}
-    return (Event(time=time.time(), cluster_id=cluster_id, job=job, text=text, detail=label),)
 
 
 __all__ = ["AlreadyEnded", "Stale", "Store", "open_store", "sqlite_url"]
