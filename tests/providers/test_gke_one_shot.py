@@ -57,7 +57,7 @@ def jobset(request: Request) -> dict[str, Any]:
 
 def test_what_kubectl_apply_takes_is_golden() -> None:
     """PODWAY_REWRITE_GOLDEN=1 after a wanted change. No secret is in it."""
-    found = order("v5litepod-16", 2, spot=True, image="gcr.io/p/maxtext:1")
+    found = order("v5litepod-16", 2, spot=True, image="docker:gcr.io/p/maxtext:1")
     request = render_one_shot(CONTEXT, "Seed_128b", found, TASK, "ada")
     text = as_yaml(msgspec.to_builtins(request), TASK)
     path = GOLDEN.parent / "one-shot.yaml"

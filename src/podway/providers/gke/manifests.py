@@ -18,6 +18,7 @@ from podway.catalog.slices import Slice, find_slice
 from podway.errors import UserError
 from podway.order import Order
 from podway.providers.gke.settings import GkeSettings
+from podway.task.task import container_image
 
 Manifest = dict[str, Any]
 
@@ -96,6 +97,11 @@ def metadata(context: JobSetContext, cluster: str, **more: Any) -> Manifest:
         "labels": labels_of(context, cluster) | more.get("labels", {}),
         "annotations": {NAME: cluster} | more.get("annotations", {}),
     }
+
+
+def image_of(context: JobSetContext, order: Order) -> str:
+    """The pods' image: the task's, or the settings'."""
+    return container_image(order.image) or context.settings.image
 
 
 def slice_of(order: Order) -> Slice | None:

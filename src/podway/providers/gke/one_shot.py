@@ -2,7 +2,7 @@
 
 This is what XPK submits: an image with everything in it, a command on every host, restarts by JobSet. It needs no server once it is
 applied. Each rank's environment is the one a job has everywhere (`podway.launch`): what all ranks have alike is in the container's
-`env`, what differs is in a file for each rank in the ConfigMap, beside the scripts.
+`env`; what differs, and lists of hosts, are in files of the ConfigMap beside the scripts (`_files`), small enough for 2,048 hosts.
 
 Secrets are not in the manifests: the pods take them from a Secret of the same name, which a person makes (the CLI prints how), so that
 nothing secret is printed or kept.
@@ -23,6 +23,7 @@ from podway.providers.gke.manifests import (
     JobSetContext,
     Manifest,
     Restarts,
+    image_of,
     jobset,
     metadata,
     object_name,
@@ -34,6 +35,7 @@ FOLDER = "/podway/run"
 # Exit codes that restart, as XPK has them: 42 is a program's own wish, 127 and above are signals and commands that were not found.
 RESTART_CODES = (42, *range(127, 256))
 RESTARTS = 10  # for a task that comes back from interruptions and names no number: JobSet counts both alike
+LONG = 1000  # characters of a value that is not repeated in every pod's own object
 KEPT_S = 12 * 3600  # an ended JobSet is kept so long for its logs
 
 START = """\
@@ -48,9 +50,12 @@ step() {{
     kill -0 "$child" 2>/dev/null || return $code
   done
 }}
-rank=$((PODWAY_SLICE_ID * {hosts} + PODWAY_WORKER))
+slice=$PODWAY_SLICE_ID worker=$PODWAY_WORKER
+rank=$((slice * {hosts} + worker)) address=$PODWAY_JOBSET-slice-$slice-$worker.$PODWAY_JOBSET
 set -a
-. {folder}/rank-$rank
+. {folder}/hosts
+. {folder}/slice-$slice
+. {folder}/rank
 set +a
 mkdir -p "$HOME/sky_workdir" && cd {cwd} || exit 1
 if [ -s {folder}/setup ]; then step {shell} {folder}/setup || exit; fi
@@ -65,17 +70,18 @@ def render_one_shot(context: JobSetContext, name: str, order: Order, task: Task,
     ident = object_name(context.owner, name)
     envs = _environments(context, name, order, task, user)
     alike = {key: value for key, value in envs[0].items() if all(env.get(key) == value for env in envs)}
-    files = {"setup": _script(name, order, task, user, "setup"), "run": _script(name, order, task, user, "run")}
-    for rank, env in enumerate(envs):
-        own = {key: value for key, value in env.items() if key not in alike}
-        files[f"rank-{rank}"] = "".join(f"{key}={shlex.quote(value)}\n" for key, value in sorted(own.items()))
+    # Kubernetes replaces $(NAME) and $$ in `env`: what has a $ is left to the shell, which is told not to.
+    short = {key: value for key, value in alike.items() if not {"\n", "$"} & set(value) and len(value) < LONG}
+    scripts = {"setup": _script(name, order, task, user, "setup"), "run": _script(name, order, task, user, "run")}
+    files = scripts | _files(envs, short, order, ident)
     config: Manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(context, name), "data": files}
     mounts, volumes, annotations = _buckets(task)
     container = Container(
-        image=order.image or context.settings.image,
+        image=image_of(context, order),
         command=("bash", "-c", _start(order, task)),
         env=(
-            *({"name": key, "value": value} for key, value in sorted({"HOME": HOME, **alike}.items())),
+            *({"name": key, "value": value} for key, value in sorted({"HOME": HOME, **short}.items())),
+            {"name": "PODWAY_JOBSET", "value": ident},
             {"name": "PODWAY_SLICE_ID", "valueFrom": _field(f"metadata.labels['{JOB_INDEX}']")},
             {"name": "PODWAY_WORKER", "valueFrom": _field(f"metadata.annotations['{POD_INDEX}']")},
         ),
@@ -94,6 +100,44 @@ def render_one_shot(context: JobSetContext, name: str, order: Order, task: Task,
     if task.max_duration_s is not None:
         made["spec"]["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] = task.max_duration_s
     return request_of(context, name, [config, made])
+
+
+def _files(envs: list[dict[str, str]], short: dict[str, str], order: Order, ident: str) -> dict[str, str]:
+    """What pods read at their start: `hosts` is every pod's, `slice-N` a slice's, and `rank` says the rest by the pod's numbers."""
+    hosts = order.hosts_per_slice
+    names = ["hosts", "rank", *(f"slice-{one}" for one in range(order.slices))]
+    files: dict[str, dict[str, str]] = {name: {} for name in names}
+    for key in sorted({key for env in envs for key in env} - set(short)):
+        values = [env[key] for env in envs]
+        if len(set(values)) == 1:
+            files["hosts"][key] = shlex.quote(values[0])
+        elif (rule := _rule(values, hosts, ident)) is not None:
+            files["rank"][key] = rule
+        else:
+            for one in range(order.slices):
+                (value,) = set(values[one * hosts : (one + 1) * hosts])  # nothing else differs within a slice
+                files[f"slice-{one}"][key] = shlex.quote(value)
+    return {name: "".join(f"{key}={value}\n" for key, value in lines.items()) for name, lines in files.items()}
+
+
+def _rule(values: list[str], hosts: int, ident: str) -> str | None:
+    """How the shell makes a rank's value of its numbers, where one way makes them all."""
+    numbers = {
+        "rank": [str(rank) for rank in range(len(values))],
+        "worker": [str(rank % hosts) for rank in range(len(values))],
+        "slice": [str(rank // hosts) for rank in range(len(values))],
+        "address": [_address(ident, rank, hosts) for rank in range(len(values))],
+    }
+    for name, ends in numbers.items():
+        start = values[0].removesuffix(ends[0])
+        if all(value == start + end for value, end in zip(values, ends, strict=True)):
+            return f"{shlex.quote(start) if start else ''}$" + name
+    return None
+
+
+def _address(ident: str, rank: int, hosts: int) -> str:
+    """The host name that JobSet gives the pod."""
+    return f"{ident}-{SLICE}-{rank // hosts}-{rank % hosts}.{ident}"
 
 
 def restarts_of(task: Task) -> Restarts:
@@ -135,7 +179,7 @@ def _environments(context: JobSetContext, name: str, order: Order, task: Task, u
             rank=rank,
             slice=rank // order.hosts_per_slice,
             worker=rank % order.hosts_per_slice,
-            address=f"{ident}-{SLICE}-{rank // order.hosts_per_slice}-{rank % order.hosts_per_slice}.{ident}",
+            address=_address(ident, rank, order.hosts_per_slice),
             home=HOME,
             id=f"{context.owner}/{name}-{rank}",
         )

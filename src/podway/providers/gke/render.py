@@ -21,11 +21,11 @@ from podway.providers.gke.manifests import (
     JobSetContext,
     Manifest,
     Restarts,
+    image_of,
     jobset,
     metadata,
     object_name,
 )
-from podway.task.task import container_image
 
 AGENT = "the agent, packed by gzip"
 HOME = "/podway/home"
@@ -96,7 +96,7 @@ def _agent(context: JobSetContext, name: str) -> Manifest:
 
 def _jobset(context: JobSetContext, name: str, order: Order) -> Manifest:
     container = Container(
-        image=container_image(order.image) or context.settings.image,
+        image=image_of(context, order),
         command=("bash", "-c", START),
         started=("test", "-S", f"{HOME}/.podway/agent.sock"),
         env=(
