@@ -46,7 +46,7 @@ class Live:
 
 
 @contextmanager
-def live(folder: Path, keys: tuple[str, ...] = (), max_queue: int = 256, **options: int) -> Iterator[Live]:
+def live(folder: Path, keys: tuple[str, ...] = (), max_queue: int = 256, **options: object) -> Iterator[Live]:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     defaults = {"max_len": 256, "max_seqs": 4, "page": 8, "pages": 120, "prompt_tokens": 64, "decode_steps": 4}
     engine = engine_for(BYTES, **{**defaults, **options})

@@ -30,10 +30,12 @@ from podway.model.download import fetch, is_address
 from podway.model.families import find_model
 from podway.model.shape import ModelShape
 from podway.model.tokenizer import ModelTokenizer
+from podway.serve.adapter_registry import AdapterRegistry
+from podway.serve.adapters import AdapterSizes
 from podway.serve.build import Options, limits_for
 from podway.serve.cache_layout import default_backend
 from podway.serve.http import make_app
-from podway.serve.options import api_keys, check, draft_size, parser
+from podway.serve.options import adapter_modules, adapter_room, api_keys, check, draft_size, parser
 from podway.serve.replicas import Fleet
 from podway.serve.service import Service
 
@@ -80,6 +82,12 @@ def serve(args: argparse.Namespace, keys: list[str]) -> int:
         name, ModelTokenizer(folder, shape.vocab), limits.max_len, tool_format=args.tool_format,
         reasoning=args.reasoning,
     )  # fmt: skip
+    if options.adapters is not None:
+        if hosts > 1:
+            raise UserError("LoRA adapters are served on one host", "serve without --enable-lora and --lora-modules")
+        service.adapters = AdapterRegistry(options.adapters, shape, name, args.allow_lora_updates)
+        for adapter, path in adapter_modules(args):  # what cannot be read is told before anything is compiled
+            service.adapters.read(adapter, path)
     fleet = Fleet(service, args, log)
     if listening is None:
         return _worker(fleet, shape, options)
@@ -117,7 +125,11 @@ def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.
     def warm() -> None:
         try:
             fleet.take_roles(fleet.warm(shape, options), lambda: _host_lost(service))
-            service.loops = fleet.all_loops()
+            loops = fleet.all_loops()
+            for name, path in adapter_modules(args) if service.adapters else []:
+                service.adapters.load(name, path, loops, set)  # type: ignore[union-attr]
+                log(f"adapter {name} loaded from {path}")
+            service.loops = loops
             place = listening.getsockname()
             log(f"{service.name} is ready at {'https' if args.tls_cert else 'http'}://{place[0]}:{place[1]}/v1")
         except UserError as error:
@@ -191,7 +203,9 @@ def options_of(args: argparse.Namespace) -> Options:
     """The engine's part of the command line."""
     names = ("max_len", "max_seqs", "page", "pages", "prompt_tokens", "decode_steps", "dtype", "quantize", "kv",
              "memory_fraction")  # fmt: skip
-    return Options(speculate=draft_size(args), **{name: getattr(args, name) for name in names})
+    room = adapter_room(args)
+    sizes = None if room is None else AdapterSizes(*room)
+    return Options(speculate=draft_size(args), adapters=sizes, **{name: getattr(args, name) for name in names})
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -46,7 +46,8 @@ class AdmittedRequest:
     def __init__(self, service: Service, body: Common, prefix: str) -> None:
         self.id = f"{prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
-        self.model = service.name
+        self.adapter = service.adapter_of(body.model)
+        self.model = self.adapter.name if self.adapter else service.name
         self.n = body.n or 1
         self.stream = bool(body.stream)
         options = body.stream_options
@@ -103,7 +104,9 @@ class AdmittedRequest:
         for choice in range(self.n):
             request = Request(
                 f"{self.id}-{len(self.answers)}", prompt, most, stop_ids=stop_ids, min_tokens=body.min_tokens or 0,
-                guided=grammar is not None, scores_prompt=scores_prompt, salt=(body.cache_salt or "").encode(),
+                guided=grammar is not None, scores_prompt=scores_prompt,
+                salt=(self.adapter.salt if self.adapter else b"") + (body.cache_salt or "").encode(),
+                adapter=self.adapter.number if self.adapter else 0,
             )  # fmt: skip
             stream = TextStream(
                 service.tokenizer, stops_of(body), skip_special=self.skip_special,
@@ -168,7 +171,6 @@ def _reseeded(sampling: SamplingParams, choice: int) -> SamplingParams:
 
 async def admit_completion(service: Service, body: CompletionBody) -> AdmittedRequest:
     """The answers to every prompt of a body."""
-    service.check_name(body.model)
     if body.suffix:
         raise RequestError("suffix is not supported", param="suffix")
     check_range(body.logprobs, 0, MAX_ALTERNATIVES, "logprobs")
@@ -213,7 +215,6 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
 
 async def admit_chat(service: Service, body: ChatBody) -> AdmittedRequest:
     """The answers to a conversation."""
-    service.check_name(body.model)
     check_range(body.top_logprobs, 0, MAX_ALTERNATIVES, "top_logprobs")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     check_range(limit, 1, 1 << 30, "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens")

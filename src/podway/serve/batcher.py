@@ -93,7 +93,7 @@ class Request:
     """One prompt and the tokens that answer it."""
 
     __slots__ = (
-        "ahead", "cached", "computed", "finish", "guided", "id", "in_flight", "keys", "limit", "min_tokens", "number",
+        "adapter", "ahead", "cached", "computed", "finish", "guided", "id", "in_flight", "keys", "limit", "min_tokens", "number",
         "owner", "pages", "preemptions", "prompt_len", "salt", "scores_prompt", "slot", "stop_ids", "tokens",
     )  # fmt: skip
 
@@ -108,6 +108,7 @@ class Request:
         guided: bool = False,
         scores_prompt: bool = False,
         salt: bytes = b"",
+        adapter: int = 0,
         owner: object = None,
     ) -> None:
         self.id = id
@@ -119,6 +120,7 @@ class Request:
         self.guided = guided  # each token must be read back before the next may be chosen
         self.scores_prompt = scores_prompt  # wants the probabilities of its prompt: all of it must be computed
         self.salt = salt  # requests share pages only with those of equal salt
+        self.adapter = adapter  # number of its LoRA adapter; 0: none
         self.owner = owner  # whatever the caller wants to find again
         self.number = -1
         self.finish: str | None = None  # stop, length or cancelled

@@ -26,6 +26,7 @@ from podway.model.mesh import named_sharding
 from podway.model.params import params
 from podway.model.shape import ModelShape
 from podway.serve import cache_layout
+from podway.serve.adapters import AdapterSizes, adapter_bytes, with_room
 from podway.serve.batcher import Limits
 from podway.serve.cache_layout import Backend, KvDtype, Plan
 from podway.serve.engine import Engine
@@ -45,6 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None = None  # of prompts in one step at most
     decode_steps: int = 8
     speculate: int = 0  # tokens that are drafted
+    adapters: AdapterSizes | None = None  # room for LoRA adapters
     dtype: str | None = None
     quantize: str = "none"  # none or int8
     kv: KvDtype = "auto"
@@ -120,6 +122,8 @@ def budget(shape: ModelShape, options: Options, mesh: MeshShape, device_bytes: i
     if options.quantize == "int8":
         shrunk = sum(prod(shard_shape(p, mesh, SERVE_RULES)) for p in quantizable(shape))
         weights -= shrunk * (dtype.itemsize - 1)
+    if options.adapters is not None:
+        weights += adapter_bytes(shape, options.adapters, dtype.itemsize)
     slots = (limits.slots + 1) * (4 * shape.vocab // mesh.tensor + 4 * limits.max_len + 4096)
     # Logits of all rows and a step's activations, in float32, a few copies of each: found enough on the CPU and the H200.
     tokens = limits.slots + limits.blocks[-1] * limits.block
@@ -173,12 +177,15 @@ def build(
     compute = compute_for(options, limits.max_len)
     if options.quantize == "int8":
         tree = quantize(tree, shape)
+    if options.adapters is not None:
+        tree = with_room(tree, shape, options.adapters, compute_dtype(options), mesh)
     unroll = options.unroll if options.unroll is not None else backend == "nvidia"
     if unroll:
         tree = unstack(tree, shape.layers)
     if unroll and mesh is None:  # over a mesh each matrix is split by itself
         tree = fuse(tree)
-    return Engine(shape, tree, limits, compute=compute, plan=plan_for(shape, options, sizes, limits), mesh=mesh)
+    plan = plan_for(shape, options, sizes, limits)
+    return Engine(shape, tree, limits, compute=compute, plan=plan, mesh=mesh, adapters=options.adapters)
 
 
 def compute_for(options: Options, max_len: int) -> Compute:

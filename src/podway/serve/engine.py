@@ -22,11 +22,13 @@ from jax.sharding import NamedSharding
 from jax.stages import Compiled, Lowered
 from jax.typing import DTypeLike
 
+from podway.model.adapter_files import Adapter
 from podway.model.decoder import Compute, Tree
 from podway.model.layout import SERVE_RULES
 from podway.model.mesh import abstract_array, named_sharding, spec
 from podway.model.shape import ModelShape
 from podway.serve import cache_layout
+from podway.serve.adapters import AdapterSizes, loaded
 from podway.serve.batcher import Limits, Request, Row, Step
 from podway.serve.cache_layout import Plan
 from podway.serve.pages import PAD_PAGE
@@ -131,9 +133,10 @@ class Engine:
         compute: Compute,
         plan: Plan,
         mesh: jax.sharding.Mesh | None = None,
+        adapters: AdapterSizes | None = None,
     ) -> None:
         self.shape, self.limits, self.plan, self.mesh = shape, limits, plan, mesh
-        self.setup = Setup(shape, limits, plan, compute)
+        self.setup = Setup(shape, limits, plan, compute, adapters)
         self._tree = tree
         self._programs: dict[tuple[int, int], Compiled] = {}
         self._plain_programs: dict[tuple[int, int], Compiled] = {}
@@ -231,6 +234,11 @@ class Engine:
         """Bytes of scratch memory of each compiled program on one device."""
         both = (*self._plain_programs.items(), *self._programs.items())
         return {key: _scratch_bytes(program) for key, program in both}
+
+    def set_adapter(self, number: int, adapter: Adapter | None) -> None:
+        """Put a LoRA adapter into its place, or nothing. In the thread that launches steps: it takes effect between two."""
+        assert self.setup.adapters is not None
+        self._tree = self._under_mesh(loaded)(self._tree, self.shape, self.setup.adapters, number, adapter)
 
     # --- running
 

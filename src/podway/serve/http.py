@@ -32,8 +32,10 @@ from podway.serve.openai import (
     CompletionBody,
     DetokenizeBody,
     JsonObject,
+    LoadAdapterBody,
     RequestError,
     TokenizeBody,
+    UnloadAdapterBody,
     error_body,
     read,
 )
@@ -62,6 +64,8 @@ def make_app(
         Route("/v1/chat/completions", _chat(service), methods=["POST"]),
         Route("/v1/responses", _responses(service), methods=["POST"]),
         Route("/v1/embeddings", _no_embeddings, methods=["POST"]),
+        Route("/v1/load_lora_adapter", _load_adapter(service), methods=["POST"]),
+        Route("/v1/unload_lora_adapter", _unload_adapter(service), methods=["POST"]),
         Route("/tokenize", _tokenize(service), methods=["POST"]),
         Route("/detokenize", _detokenize(service), methods=["POST"]),
         Route("/tokenizer_info", _tokenizer_info(service)),
@@ -181,17 +185,34 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def _models(service: Service) -> Handler:
     async def models(request: Request) -> Response:
-        return ApiResponse({"object": "list", "data": [service.card()]})
+        return ApiResponse({"object": "list", "data": service.cards()})
 
     return models
 
 
 def _model(service: Service) -> Handler:
     async def model(request: Request) -> Response:
-        service.check_name(request.path_params["name"])
-        return ApiResponse(service.card())
+        return ApiResponse(service.card(service.adapter_of(request.path_params["name"])))
 
     return model
+
+
+def _load_adapter(service: Service) -> Handler:
+    async def load(request: Request) -> Response:
+        body, _ = read(await _body(request), LoadAdapterBody)
+        await service.beside(True, service.load_adapter, body.lora_name, body.lora_path)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    return load
+
+
+def _unload_adapter(service: Service) -> Handler:
+    async def unload(request: Request) -> Response:
+        body, _ = read(await _body(request), UnloadAdapterBody)
+        service.unload_adapter(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    return unload
 
 
 async def _no_embeddings(request: Request) -> Response:
@@ -305,6 +326,8 @@ def _naming(response: Response, ignored: list[str]) -> Response:
 
 async def respond(service: Service, request: Request, call: AdmittedRequest, whole: Whole, events: Events) -> Response:
     """Begin the answers, and send them whole or as they come."""
+    if call.adapter is not None and service.adapter_of(call.adapter.name) is not call.adapter:
+        raise RequestError("the adapter was loaded anew meanwhile", status=503)
     service.open.update(call.answers)
     try:
         for answer in call.answers:

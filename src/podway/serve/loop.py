@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from podway.errors import UserError
+from podway.model.adapter_files import Adapter
 from podway.serve.batcher import Batcher, Emitted, Request, Step
 from podway.serve.engine import Engine, InFlightStep
 from podway.serve.grammar import Guide, GuideError, Words
@@ -77,6 +78,8 @@ class Loop(Protocol):
 
     def cancel(self, request: Request) -> None: ...
 
+    def set_adapter(self, number: int, adapter: Adapter | None) -> None: ...
+
     def stop(self) -> None: ...
 
 
@@ -129,6 +132,10 @@ class EngineLoop:
     def cancel(self, request: Request) -> None:
         """End a request; no more updates come."""
         self._asked.put(lambda: self._leave(request))
+
+    def set_adapter(self, number: int, adapter: Adapter | None) -> None:
+        """Put a LoRA adapter into its place; returns when it is there."""
+        self._launcher.submit(self.engine.set_adapter, number, adapter).result()
 
     # --- inside the thread
 

@@ -131,6 +131,20 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
 
 
+class LoadAdapterBody(msgspec.Struct, kw_only=True):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str
+
+
+class UnloadAdapterBody(msgspec.Struct, kw_only=True):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: int | None = None  # vLLM's own number of it, of no use here
+
+
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 

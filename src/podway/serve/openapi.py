@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 
 from podway.serve.admission import ROLES
-from podway.serve.openai import MAX_CHOICES, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from podway.serve.openai import (
+    MAX_CHOICES,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LoadAdapterBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
 from podway.serve.responses_api import ResponsesBody
 from podway.version import __version__
 
@@ -20,9 +28,11 @@ _POSTS: dict[str, tuple[type[Any], str]] = {
     "/v1/responses": (ResponsesBody, "Answer items of a conversation."),
     "/tokenize": (TokenizeBody, "The tokens of a text or a conversation."),
     "/detokenize": (DetokenizeBody, "The text of tokens."),
+    "/v1/load_lora_adapter": (LoadAdapterBody, "Load a LoRA adapter."),
+    "/v1/unload_lora_adapter": (UnloadAdapterBody, "Unload a LoRA adapter."),
 }
 _GETS = {
-    "/v1/models": "The model of this server.",
+    "/v1/models": "The model of this server and its adapters.",
     "/tokenizer_info": "What is known of the tokenizer.",
     "/health": "200 when it is ready, 503 before.",
     "/metrics": "Numbers for Prometheus.",
@@ -64,7 +74,8 @@ def document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for (path, (_, text)), schema in zip(_POSTS.items(), schemas, strict=True):
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
-        answers = _answers("application/json", ("400", "401", "404", "413", "429", "503"))
+        media = "text/plain" if path.endswith("lora_adapter") else "application/json"
+        answers = _answers(media, ("400", "401", "403", "404", "413", "429", "503"))
         if path in _STREAMS:
             # Events of /v1/responses have names, those of the others are data alone.
             event = {"type": "object"} if path == "/v1/responses" else {"type": "string"}

@@ -51,6 +51,17 @@ def parser() -> argparse.ArgumentParser:
         help="draft N tokens by what followed the last ones before, and take those that are right (default: 0, off)",
     )  # fmt: skip
     add("--speculative-config", metavar="JSON", help="the same as vLLM spells it, with method ngram")
+    add("--enable-lora", action="store_true", help="make room for LoRA adapters")
+    add(
+        "--lora-modules", nargs="+", action="extend", default=[], metavar="NAME=PATH",
+        help="adapters to serve, each under a name of its own: folders as PEFT writes them",
+    )  # fmt: skip
+    add("--max-loras", type=int, help="adapters that may be loaded at once (default: 4, or as many as are named)")
+    add("--max-lora-rank", type=int, default=16, help="the largest rank of an adapter (default: 16)")
+    add(
+        "--allow-lora-updates", action="store_true",
+        help="whoever may ask may load and unload adapters, from folders of this machine (/v1/load_lora_adapter)",
+    )  # fmt: skip
     add("--dtype", help="bfloat16, float16 or float32 (default: bfloat16; float32 on a CPU)")
     add("--quantize", default="none", choices=["none", "int8"], help="weights (default: none)")
     add(
@@ -79,6 +90,7 @@ def check(args: argparse.Namespace) -> None:
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name)}", "it must be at least 1")
     draft_size(args)
+    adapter_room(args)
     if (args.tls_cert is None) != (args.tls_key is None):
         raise UserError("--tls-cert and --tls-key belong together", "give both")
     for name in ("tls_cert", "tls_key"):
@@ -103,6 +115,39 @@ def draft_size(args: argparse.Namespace) -> int:
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= MAX_DRAFT:
         raise UserError(f"{name} is {str(size)[:40]}", f"it must lie between 0 and {MAX_DRAFT}")
     return size
+
+
+def adapter_modules(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """(name, folder) of each of --lora-modules, written NAME=PATH or as JSON with name and path."""
+    found = []
+    for word in args.lora_modules:
+        name, _, path = word.partition("=")
+        if word.lstrip().startswith("{"):
+            try:
+                known = json.loads(word)
+                name, path = str(known["name"]), str(known["path"])
+            except (ValueError, RecursionError, KeyError):
+                raise UserError(f"--lora-modules {word[:80]}: not JSON with name and path", "write NAME=PATH") from None
+        if not name or not path:
+            raise UserError(f"--lora-modules {word[:80]}: a name or a path is missing", "write NAME=PATH")
+        found.append((name, path))
+    return found
+
+
+def adapter_room(args: argparse.Namespace) -> tuple[int, int] | None:
+    """How many adapters may be loaded and their largest rank; None: the server has no room for any."""
+    named = len(adapter_modules(args))
+    if not (args.enable_lora or named or args.max_loras is not None or args.allow_lora_updates):
+        return None
+    count = args.max_loras if args.max_loras is not None else max(4, named)
+    if not max(1, named) <= count <= 1024:
+        raise UserError(
+            f"--max-loras is {count}",
+            f"it must lie between {max(1, named)} and 1024" + (", for those named" if named else ""),
+        )
+    if not 1 <= args.max_lora_rank <= 512:
+        raise UserError(f"--max-lora-rank is {args.max_lora_rank}", "it must lie between 1 and 512")
+    return count, args.max_lora_rank
 
 
 def _ngram_config(text: str) -> object:

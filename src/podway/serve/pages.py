@@ -19,7 +19,8 @@ PAD_PAGE = 0
 
 def page_keys(tokens: Sequence[int], size: int, salt: bytes = b"", after: bytes = b"", start: int = 0) -> list[bytes]:
     """The keys of the full pages of `tokens[start:]`; `after` is the key of the page before `start`."""
-    key, keys = after or salt, []
+    # A salt is hashed: a client could choose one that is the key of somebody's page.
+    key, keys = after or (hashlib.blake2b(salt, digest_size=16, person=b"salt").digest() if salt else b""), []
     for begin in range(start, len(tokens) - size + 1, size):
         key = hashlib.blake2b(key + array("I", tokens[begin : begin + size]).tobytes(), digest_size=16).digest()
         keys.append(key)

@@ -30,6 +30,7 @@ from podway.model.mesh import constrain, context_spec, per_chip
 from podway.model.shape import ModelShape
 from podway.serve import cache as pages
 from podway.serve import cache_layout
+from podway.serve.adapters import AdapterSizes, adapted
 from podway.serve.batcher import Limits
 from podway.serve.cache_layout import Cache, Plan
 from podway.serve.sampling import PROMPT, Sampled, SamplingState, empty_sampling_state, nothing_sampled, report, sample
@@ -44,6 +45,7 @@ class Setup:
     limits: Limits
     plan: Plan
     compute: Compute
+    adapters: AdapterSizes | None = None  # room for LoRA adapters
 
 
 class StepInputs(NamedTuple):
@@ -254,6 +256,8 @@ Where = tuple[jax.Array, list[tuple[jax.Array, jax.Array]]]  # cells of the toke
 def forward(setup: Setup, tree: Tree, state: State, tokens: StepTokens, table_ZP: jax.Array) -> tuple[jax.Array, Cache]:
     """These tokens through all layers: (T, D) and the cache with their keys and values."""
     shape, plan, compute = setup.shape, setup.plan, setup.compute
+    if setup.adapters is not None:
+        compute = adapted(compute, state.sampling.adapter[tokens.slot_T], setup.adapters)
     page_T = table_ZP[tokens.slot_T, tokens.at_T // plan.page]
     cells_T = jnp.where(tokens.real_T, page_T * plan.page + tokens.at_T % plan.page, -1)
     pattern = pattern_of(shape, shape.attention.window)

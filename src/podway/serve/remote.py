@@ -23,6 +23,7 @@ import numpy as np
 
 from podway.decoding import from_msgpack
 from podway.errors import UserError
+from podway.model.adapter_files import Adapter
 from podway.serve.batcher import Request
 from podway.serve.grammar import Grammar, Grammars, Guide
 from podway.serve.hosts import frames, send
@@ -132,6 +133,9 @@ class RemoteLoop:
         if (left := self._forget(request)) is not None:
             self.metrics.finished.inc(of="abort")
             self._connection.send(CancelMessage(left.key))
+
+    def set_adapter(self, number: int, adapter: Adapter | None) -> None:
+        raise UserError("adapters are served on one host", "start the server without --enable-lora on several hosts")
 
     def stop(self) -> None:
         self._connection.send(None)

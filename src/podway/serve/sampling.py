@@ -41,6 +41,7 @@ class SamplingState(NamedTuple):
     limit: jax.Array
     min_tokens: jax.Array
     reports: jax.Array  # bool: log probabilities are wanted
+    adapter: jax.Array  # number of its LoRA adapter; 0: none
     stop_ids_ZA: jax.Array  # -1: none
     bias_ids_ZC: jax.Array  # -1: none
     bias_ZC: jax.Array
@@ -65,7 +66,7 @@ def empty_sampling_state(slots: int) -> SamplingState:
     return SamplingState(
         temperature=full(0, f), top_k=full(0, i), top_p=full(1, f), min_p=full(0, f), presence=full(0, f),
         frequency=full(0, f), repetition=full(1, f), seed=full(0, jnp.uint32), prompt_len=full(0, i), limit=full(0, i),
-        min_tokens=full(0, i), reports=full(False, jnp.bool_), stop_ids_ZA=full(-1, i, STOP_IDS),
+        min_tokens=full(0, i), reports=full(False, jnp.bool_), adapter=full(0, i), stop_ids_ZA=full(-1, i, STOP_IDS),
         bias_ids_ZC=full(-1, i, BIASES), bias_ZC=full(0, f, BIASES),
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from podway.errors import UserError
 from podway.model.tokenizer import ModelTokenizer
+from podway.serve.adapter_registry import AdapterRegistry, LoadedAdapter
 from podway.serve.grammar import Grammars
 from podway.serve.loop import Loop, TokenUpdate
 from podway.serve.metrics import Metrics
@@ -48,6 +49,7 @@ class Service:
         self.status = "starting"
         self.draining = False
         self.open: set[Answer] = set()
+        self.adapters: AdapterRegistry | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
         self._turn = 0
 
@@ -79,19 +81,48 @@ class Service:
         for answer in list(self.open):
             answer.on_update(TokenUpdate(finish="error", error=error))
 
-    def card(self) -> dict[str, object]:
-        """What /v1/models says of it."""
+    def cards(self) -> list[dict[str, object]]:
+        """What /v1/models says of the model and of its adapters."""
+        return [self.card(None), *(self.card(one) for one in (self.adapters.all() if self.adapters else []))]
+
+    def card(self, adapter: LoadedAdapter | None) -> dict[str, object]:
+        """What /v1/models says of one."""
+        known = (self.name, self.created, self.name, None)
+        if adapter is not None:
+            known = (adapter.name, adapter.created, adapter.path, self.name)  # type: ignore[assignment]
+        name, created, root, parent = known
         return {
-            "id": self.name, "object": "model", "created": self.created, "owned_by": "podway", "root": self.name,
-            "parent": None, "max_model_len": self.max_len,
+            "id": name, "object": "model", "created": created, "owned_by": "podway", "root": root, "parent": parent,
+            "max_model_len": self.max_len,
         }  # fmt: skip
 
-    def check_name(self, asked: str | None) -> None:
-        if asked not in (None, "", self.name):
+    def adapter_of(self, asked: str | None) -> LoadedAdapter | None:
+        """The adapter of this name; None: the model itself. Others are refused."""
+        if asked in (None, "", self.name):
+            return None
+        found = self.adapters.find(asked) if self.adapters else None
+        if found is None:
             raise RequestError(
                 f"there is no model {asked[:200]!r}; this server has {self.name!r}", status=404, param="model",
                 code="model_not_found",
             )  # fmt: skip
+        return found
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """By the API, for as long as the files take."""
+        registry = self._updatable()
+        if not self.loops:
+            raise RequestError(f"the model is not ready: {self.status}", status=503)
+        registry.load(name, path, self.loops, lambda: {answer.request.adapter for answer in list(self.open)})
+
+    def unload_adapter(self, name: str) -> None:
+        self._updatable().unload(name)
+
+    def _updatable(self) -> AdapterRegistry:
+        if self.adapters is None or not self.adapters.updatable:
+            flags = "--enable-lora and --allow-lora-updates" if self.adapters is None else "--allow-lora-updates"
+            raise RequestError(f"this server takes no adapters: start it with {flags}", status=403)
+        return self.adapters
 
     def check_ids(self, ids: list[int], name: str) -> None:
         for id in ids:

@@ -32,7 +32,8 @@ def empty_slot_inputs(count: int, limits: Limits) -> SlotInputs:
         "temperature": np.zeros(count, f), "top_k": np.zeros(count, i), "top_p": np.ones(count, f), "min_p": np.zeros(count, f),
         "presence": np.zeros(count, f), "frequency": np.zeros(count, f), "repetition": np.ones(count, f),
         "seed": np.zeros(count, np.uint32), "prompt_len": np.zeros(count, i), "limit": np.zeros(count, i),
-        "min_tokens": np.zeros(count, i), "reports": np.zeros(count, np.bool_), "stop_ids_ZA": np.full((count, STOP_IDS), -1, i),
+        "min_tokens": np.zeros(count, i), "reports": np.zeros(count, np.bool_), "adapter": np.zeros(count, i),
+        "stop_ids_ZA": np.full((count, STOP_IDS), -1, i),
         "bias_ids_ZC": np.full((count, BIASES), -1, i), "bias_ZC": np.zeros((count, BIASES), f),
     }  # fmt: skip
     return SlotInputs(
@@ -57,6 +58,7 @@ def slot_inputs(requests: list[Request], count: int, limits: Limits) -> SlotInpu
         sampling.seed[at] = s.seed & 0xFFFFFFFF
         sampling.prompt_len[at], sampling.limit[at] = request.prompt_len, request.limit
         sampling.min_tokens[at], sampling.reports[at] = request.min_tokens, s.logprobs
+        sampling.adapter[at] = request.adapter
         stops = sorted(request.stop_ids)[:STOP_IDS]
         sampling.stop_ids_ZA[at, : len(stops)] = stops
         for place, (token, value) in enumerate(s.logit_bias[:BIASES]):

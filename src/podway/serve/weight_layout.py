@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from podway.model.decoder import Tree, Weights
 
-_GROUPS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "shared_gate_up": ("shared_gate", "shared_up")}
+GROUPS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "shared_gate_up": ("shared_gate", "shared_up")}
 _PARTS = {"": 1, "_bias": 0, "_scale": 0}  # what belongs to a matrix, and the axis of its outputs in one layer
 
 
@@ -33,7 +33,7 @@ def fuse(tree: Tree) -> Tree:
 
 
 def _fuse_layer(layer: Weights) -> Weights:
-    for whole, names in _GROUPS.items():
+    for whole, names in GROUPS.items():
         for part, axis in _PARTS.items():
             if all(name + part in layer for name in names):
                 old = [layer.pop(name + part) for name in names]

@@ -2,30 +2,27 @@
 
 Letters: L layers, r rank.
 
-PEFT has two matrices for each layer and matrix, `….lora_A.weight` (r, inputs) and `….lora_B.weight` (outputs, r); the
-trainer has them stacked over the layers and turned, `q_lora_a` (L, inputs..., r) and `q_lora_b` (L, r, outputs...).
+The format is in `model/adapter_files.py`; the trainer has the matrices stacked over the layers and turned, `q_lora_a`
+(L, inputs..., r) and `q_lora_b` (L, r, outputs...).
 """
 
 import json
 import shutil
-from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from podway.errors import UserError
+from podway.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, modules, read_files, tensor_of
 from podway.model.decoder import Tree
 from podway.model.params import Param
 from podway.model.shape import ModelShape
 from podway.train import lora
 from podway.train.config import TrainConfig
-
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def save_adapter(trained: Tree, config: TrainConfig, shape: ModelShape, folder: Path) -> None:
@@ -35,7 +32,7 @@ def save_adapter(trained: Tree, config: TrainConfig, shape: ModelShape, folder: 
         tensors: dict[str, NDArray[np.float32]] = {}
         for name, param in targets.items():
             a, b = (_on_host(trained["layers"][name + suffix]) for suffix in (lora.A, lora.B))
-            for layer, (module, inputs, outputs) in enumerate(_modules(param)):
+            for layer, (module, inputs, outputs) in enumerate(modules(param)):
                 tensors[f"{module}.lora_A.weight"] = np.ascontiguousarray(a[layer].reshape(inputs, -1).T)
                 tensors[f"{module}.lora_B.weight"] = np.ascontiguousarray(b[layer].reshape(-1, outputs).T)
         about = {
@@ -53,8 +50,8 @@ def save_adapter(trained: Tree, config: TrainConfig, shape: ModelShape, folder: 
         draft = folder.with_name(f".{folder.name}.partial")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        save_file(tensors, draft / _WEIGHTS, metadata={"format": "pt"})
-        (draft / _CONFIG).write_text(json.dumps(about, indent=2) + "\n")
+        save_file(tensors, draft / WEIGHTS_FILE, metadata={"format": "pt"})
+        (draft / CONFIG_FILE).write_text(json.dumps(about, indent=2) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     if jax.process_count() > 1:
@@ -65,19 +62,15 @@ def load_adapter(config: TrainConfig, shape: ModelShape) -> dict[str, NDArray[np
     """The adapters in `lora.adapter`, stacked and turned as the trainer has them, by name."""
     assert config.lora.adapter is not None
     folder = Path(config.lora.adapter).expanduser()
-    try:
-        about = json.loads((folder / _CONFIG).read_text())
-        tensors = load_file(folder / _WEIGHTS)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the adapter in {folder}: {error}", f"it needs {_CONFIG} and {_WEIGHTS}") from None
+    about, tensors = read_files(folder)
     _check(about, config, shape, folder)
     found: dict[str, NDArray[np.float32]] = {}
     for name, param in lora.targets_of(config.lora, shape).items():
         inward, outward = param.dims[1 : 1 + param.inputs], param.dims[1 + param.inputs :]
         a, b = [], []
-        for module, inputs, outputs in _modules(param):
-            a.append(_tensor(tensors, f"{module}.lora_A.weight", (config.lora.rank, inputs), folder).T)
-            b.append(_tensor(tensors, f"{module}.lora_B.weight", (outputs, config.lora.rank), folder).T)
+        for module, inputs, outputs in modules(param):
+            a.append(tensor_of(tensors, f"{module}.lora_A.weight", (config.lora.rank, inputs), folder).T)
+            b.append(tensor_of(tensors, f"{module}.lora_B.weight", (outputs, config.lora.rank), folder).T)
         found[name + lora.A] = np.stack(a).reshape(len(a), *inward, config.lora.rank)
         found[name + lora.B] = np.stack(b).reshape(len(b), config.lora.rank, *outward)
     return found
@@ -103,19 +96,6 @@ def _check(about: object, config: TrainConfig, shape: ModelShape, folder: Path) 
         raise UserError(f"the adapter in {folder} uses rsLoRA or DoRA", "only plain LoRA can be continued")
 
 
-def _modules(param: Param) -> Iterator[tuple[str, int, int]]:
-    """(PEFT's name of the module, inputs, outputs) of each layer."""
-    if param.rows:
-        raise UserError(
-            f"{param.name} is a part of {param.hf.rpartition('.')[0]} in Hugging Face's files, so PEFT has no adapter for it",
-            "export the merged model instead, or choose lora.targets that are whole: o, down",
-        )
-    inner = param.dims[1:]
-    for layer in range(param.dims[0]):
-        module = param.hf.format(layer=layer).removesuffix(".weight")
-        yield f"base_model.model.{module}", prod(inner[: param.inputs]), prod(inner[param.inputs :])
-
-
 def _module_name(param: Param) -> str:
     return param.hf.removesuffix(".weight").rpartition(".")[2]
 
@@ -123,13 +103,3 @@ def _module_name(param: Param) -> str:
 def _on_host(array: jax.Array) -> NDArray[np.float32]:
     """Adapters are whole on every device."""
     return np.asarray(array.addressable_data(0), np.float32)
-
-
-def _tensor(
-    tensors: dict[str, NDArray[np.generic]], name: str, dims: tuple[int, int], folder: Path
-) -> NDArray[np.float32]:
-    found = tensors.get(name)
-    if found is None or found.shape != dims:
-        what = "is missing" if found is None else f"is {list(found.shape)} and must be {list(dims)}"
-        raise UserError(f"{name} {what} in {folder}", "give an adapter of this very model")
-    return found.astype(np.float32)

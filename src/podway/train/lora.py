@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from podway.errors import UserError
+from podway.model.adapter_files import matrices
 from podway.model.decoder import Project, Tree, Weights, contract
 from podway.model.params import Param, params
 from podway.model.shape import ModelShape
@@ -30,13 +31,6 @@ A, B, _SCALE = "_lora_a", "_lora_b", "_int8_scale"
 def is_scale(name: str) -> bool:
     """Whether a leaf holds the scales of int8 weights, which stay in float32."""
     return name.endswith(_SCALE)
-
-
-def matrices(shape: ModelShape) -> dict[str, Param]:
-    """The matrices of a layer that adapters can stand beside: those that the decoder multiplies by through `project`."""
-    names = ("q", "k", "v", "o", "gate", "up", "down", "shared_gate", "shared_up", "shared_down")
-    table = {param.name.removeprefix("layers/"): param for param in params(shape)}
-    return {name: table[name] for name in names if name in table}
 
 
 def _quantized(shape: ModelShape) -> dict[str, Param]:
