@@ -3,6 +3,7 @@
 int8       decode at batch 1 with int8 weights, and with an int8 and an fp8 cache: the same sizes as `decode`, beside bfloat16
 speculate  batch 1 with drafts: text that repeats (a model that is made to say the same 64 tokens in circles) and text that does
            not, beside the same without drafts
+lora       decode with 16 adapters of rank 16 beside every matrix, each row with another one, beside the same without adapters
 """
 
 import gc
@@ -15,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podway.model.adapter_files import Adapter, matrices
 from podway.model.layout import MeshShape
 from podway.model.params import matrix_count, nest, params
 from podway.model.shape import ModelShape
+from podway.serve.adapters import AdapterSizes
 from podway.serve.batcher import Batcher, Request, Row, Step
 from podway.serve.build import Options, budget, build, device_bytes
 from podway.serve.engine import Engine, InFlightStep
@@ -39,7 +42,7 @@ def random_tree(shape: ModelShape) -> dict[str, object]:
     return nest(leaves)
 
 
-def decode_seconds(engine: Engine, batch: int, context: int, rounds: int) -> tuple[float, float]:
+def decode_seconds(engine: Engine, batch: int, context: int, rounds: int, adapters: int = 0) -> tuple[float, float]:
     """Seconds of one step at this batch and context, and the mean context; steps follow each other as in the server."""
     limits = engine.limits
     bucket = next(size for size in limits.rows if size >= batch)  # as the batcher chooses
@@ -48,7 +51,8 @@ def decode_seconds(engine: Engine, batch: int, context: int, rounds: int) -> tup
     each = -(-(context + (rounds + 2) * turns) // limits.page)
     requests = []
     for number in range(batch):
-        request = Request(str(number), [number % 100 + 1] * context, (rounds + 2) * turns)
+        adapter = number % adapters + 1 if adapters else 0
+        request = Request(str(number), [number % 100 + 1] * context, (rounds + 2) * turns, adapter=adapter)
         request.slot = number
         request.pages = list(range(1 + number * each, 1 + (number + 1) * each))
         requests.append(request)
@@ -163,6 +167,36 @@ def speculate_part(add: Add, shape: ModelShape, tiny: bool) -> None:
                 "speculate", what=f"text that {name}, {draft} drafted, {answer} tokens",
                 ms_per_token=seconds / (answer - 1) * 1e3, proposed=counts[1], accepted=counts[2],
                 faster=before[name] / seconds, target=1.5 if draft and name == "repeats" else "",
+            )  # fmt: skip
+        del engine
+        gc.collect()
+
+
+def lora_part(add: Add, shape: ModelShape, tiny: bool) -> None:
+    """What 16 adapters in one batch cost."""
+    context, rounds, batches = (1024, 20, (1, 16, 64)) if not tiny else (32, 2, (1, 4))
+    sizes = AdapterSizes(16, 16) if not tiny else AdapterSizes(3, 4)
+    programs, before = [(batch, 0) for batch in batches], dict[int, float]()
+    for adapters in (None, sizes):
+        engine = _engine(shape, random_tree(shape), tiny, programs, adapters=adapters)
+        if adapters is not None:
+            chance = np.random.default_rng(0)
+            pairs = {
+                name: (
+                    (chance.standard_normal((*param.dims[: 1 + param.inputs], sizes.rank), np.float32) * 1e-2),
+                    (chance.standard_normal((param.dims[0], sizes.rank, *param.dims[1 + param.inputs :]), np.float32) * 1e-2),
+                )
+                for name, param in matrices(shape).items()
+            }  # fmt: skip
+            for number in range(1, sizes.count + 1):
+                engine.set_adapter(number, Adapter(sizes.rank, pairs))
+        for batch in batches:
+            seconds, _ = decode_seconds(engine, batch, context, rounds, sizes.count if adapters else 0)
+            before.setdefault(batch, seconds)
+            add(
+                "lora", what=f"batch {batch}, {sizes.count if adapters else 'no'} adapters of rank {sizes.rank}",
+                ms=seconds * 1e3, tokens_per_s=batch / seconds, slower=seconds / before[batch] - 1,
+                target=0.10 if adapters else "",
             )  # fmt: skip
         del engine
         gc.collect()

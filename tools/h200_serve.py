@@ -1,7 +1,7 @@
 # ruff: noqa: E402 - the paths must be set before anything is imported
 """Measure the serving engine on one NVIDIA GPU, with a model of Llama 3 8B's shape and random bfloat16 weights.
 
-    python tools/h200_serve.py [--out DIR] [--seconds 380] [--parts hf,check,int8,speculate,decode,prefill,mix,engine,http]
+    python tools/h200_serve.py [--out DIR] [--seconds 380] [--parts hf,check,int8,speculate,lora,decode,prefill,mix,engine,http]
 
 Needs jax for CUDA, msgspec, and for `http` starlette, uvicorn, click and tokenizers. Packages that the machine lacks are looked
 for in .cache/h200-site, which is made on another machine and carried along:
@@ -14,7 +14,7 @@ the time does not allow are named and left out. `--tiny` runs all of it on a CPU
 
   check    kernels against the reference and tokens against the decoder without a cache, on this device (tools/h200_check.py)
   decode   decode only, 1k of context: fraction of the roofline (weights and cache read once at 4.3 TB/s, 989 TFLOP/s)
-  int8, speculate   engines of their own, before the others take the memory (tools/h200_engines.py)
+  int8, speculate, lora   engines of their own, before the others take the memory (tools/h200_engines.py)
   prefill  prompts of 1k and 4k tokens: model FLOPs utilisation
   engine   64 requests at a time through the batcher, 1k in, 1k out
   http     64 and 256 at a time over HTTP, 1k in, 1k out: the sizes and programs of `podway serve` and the client of
@@ -48,7 +48,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from h200_check import check, check_tokens
-from h200_engines import PEAK, decode_limit, decode_seconds, int8_part, random_tree, speculate_part
+from h200_engines import PEAK, decode_limit, decode_seconds, int8_part, lora_part, random_tree, speculate_part
 
 from podway.model.decoder import Compute
 from podway.model.families import find_model
@@ -63,7 +63,11 @@ from podway.serve.weight_layout import fuse, unstack
 
 ENGINE: list[Engine] = []
 BACKEND: list[Backend] = ["nvidia"]
-ALONE = {"int8": int8_part, "speculate": speculate_part}  # with engines of their own: name them before the others
+ALONE = {
+    "int8": int8_part,
+    "speculate": speculate_part,
+    "lora": lora_part,
+}  # with engines of their own: name them before the others
 TARGETS = {
     "decode 1": 0.80,
     "decode 16": 0.80,

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from podway.errors import UserError
+from podway.extras import load
 from podway.model.params import Param, params
 from podway.model.shape import ModelShape
 
@@ -48,10 +47,12 @@ def matrices(shape: ModelShape) -> dict[str, Param]:
 
 def read_files(folder: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.generic]]]:
     """The configuration and the tensors of an adapter."""
+    safetensors: Any = load("safetensors", "serve", "a LoRA adapter")  # an engine without adapters does without
+    load_file = load("safetensors.numpy", "serve", "a LoRA adapter").load_file
     try:
         about = json.loads((folder / CONFIG_FILE).read_text())
         tensors = load_file(folder / WEIGHTS_FILE)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
         raise UserError(
             f"cannot read the adapter in {folder}: {error}", f"it needs {CONFIG_FILE} and {WEIGHTS_FILE}"
         ) from None
