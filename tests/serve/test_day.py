@@ -177,7 +177,7 @@ def test_a_day_in_the_life(tmp_path: Path) -> None:
         "--prompt-tokens",
         "64",
         "--pages",
-        "30",
+        "20",
         "--port",
         "0",
         "--drain-seconds",

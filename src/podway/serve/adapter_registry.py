@@ -35,7 +35,7 @@ class AdapterRegistry:
 
     def __init__(self, sizes: AdapterSizes, shape: ModelShape, base: str, updatable: bool = False) -> None:
         self.sizes, self.shape, self.base = sizes, shape, base
-        self.updatable = updatable  # whoever may ask the model may also have it read folders of this machine
+        self.updatable = updatable  # every client may then have the server read folders of its machine
         self._loaded: dict[str, LoadedAdapter] = {}
         self._loading = threading.Lock()
 

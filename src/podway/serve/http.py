@@ -327,7 +327,7 @@ def _naming(response: Response, ignored: list[str]) -> Response:
 async def respond(service: Service, request: Request, call: AdmittedRequest, whole: Whole, events: Events) -> Response:
     """Begin the answers, and send them whole or as they come."""
     if call.adapter is not None and service.adapter_of(call.adapter.name) is not call.adapter:
-        raise RequestError("the adapter was loaded anew meanwhile", status=503)
+        raise RequestError("the adapter was replaced by another of that name", status=503)
     service.open.update(call.answers)
     try:
         for answer in call.answers:

@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-lora-rank", type=int, default=16, help="the largest rank of an adapter (default: 16)")
     add(
         "--allow-lora-updates", action="store_true",
-        help="whoever may ask may load and unload adapters, from folders of this machine (/v1/load_lora_adapter)",
+        help="let clients load and unload adapters, from folders of this machine (/v1/load_lora_adapter)",
     )  # fmt: skip
     add("--dtype", help="bfloat16, float16 or float32 (default: bfloat16; float32 on a CPU)")
     add("--quantize", default="none", choices=["none", "int8"], help="weights (default: none)")
