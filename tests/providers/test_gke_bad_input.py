@@ -242,3 +242,41 @@ def _answer_once(listener: socket.socket, answer: bytes) -> None:
     with connection:
         connection.recv(65536)
         connection.sendall(answer)
+
+
+def test_the_least_rights_that_are_written_down_are_enough(kubernetes: RunningKubernetes, tmp_path: Path) -> None:
+    """The Role of docs/kubernetes.md, and nothing else: a cluster's life, its list and its end."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "kubernetes.md").read_text()
+    role = yaml.safe_load(text[text.index("apiVersion: rbac") : text.index("```", text.index("apiVersion: rbac"))])
+    allowed = {(verb, kind) for rule in role["rules"] for kind in rule["resources"] for verb in rule["verbs"]}
+    verbs = {"GET": {"get", "list"}, "POST": {"create"}, "PATCH": {"patch"}, "DELETE": {"delete"}}
+    used: set[tuple[str, str]] = set()
+
+    def forbidden(method: str, plural: str) -> bool:
+        used.add((method, plural))
+        return not any((verb, plural) in allowed for verb in verbs[method])
+
+    kubernetes.set_quota(64)
+    (tmp_path / "gke.yaml").write_text("queue: multislice-queue\n")
+    kubernetes.api.forbidden = forbidden
+    provider = GkeProvider(tmp_path)
+
+    async def life() -> None:
+        (offer,) = provider.offers(V6E, 1)
+        assert offer.blocked is None and offer.note == "no right to see the nodes"
+        await provider.submit(provider.render("demo", ORDER))
+        async with asyncio.timeout(60):
+            while "no node fits" not in (seen := await provider.observe("demo")).reason:
+                assert seen.condition == "creating"
+                await asyncio.sleep(0.05)
+            await provider.stop("demo")
+            while (await provider.observe("demo")).condition != "stopped":
+                await asyncio.sleep(0.05)
+            await provider.start("demo")
+            assert [one.cluster for one in await provider.list_resources()] == ["demo"]
+            while (await provider.observe("demo")).condition != "absent":
+                await provider.destroy("demo")
+
+    asyncio.run(life())
+    assert {("POST", "jobsets"), ("DELETE", "configmaps"), ("PATCH", "workloads"), ("GET", "pods")} <= used
+    assert "jobsets" not in kubernetes.objects.count() and "configmaps" not in kubernetes.objects.count()
