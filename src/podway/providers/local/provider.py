@@ -48,6 +48,7 @@ from podway.providers.local.isolation import HostUser, check_isolation, choose_u
 from podway.providers.local.subnets import claim_subnet, host_address, release_subnet, subnet_of
 from podway.task.task import Resources
 
+GOING = "going"  # a file that says that the cluster is being deleted
 MOST_HOSTS = 128  # each host is a Python process; a laptop carries this many, and a 64-host pod is the usual rehearsal
 
 
@@ -172,10 +173,11 @@ class LocalProvider:
         if not place.exists():
             return
         if (place / "request.json").exists():
+            write_atomically(place / GOING, b"")  # before the kill: see _start_agent
             await self._kill(name)
             await asyncio.to_thread(remove_containers, self._hosts(name))
         for child in sorted(place.iterdir()):
-            if child.name not in ("request.json", "subnet", "user"):
+            if child.name not in ("request.json", "subnet", "user", GOING):
                 await asyncio.to_thread(_remove, child)
         user = self._user(name)
         if user is not None:
@@ -276,11 +278,23 @@ class LocalProvider:
 
     async def _start_agent(self, host: Host) -> None:
         home, user = Path(host.home), self._number(host.cluster)
-        if not (self.root / host.cluster / "request.json").exists():
+        if not self._is_wanted(host.cluster):
             raise ProviderError(f"the host {host.id} is gone")
-        environment = await asyncio.to_thread(furnish_home, host, user)
-        network = await asyncio.to_thread(self._network, host.cluster)
-        await start_local_agent(self._bundle(host, user), home, host.address, environment, user=user, network=network)
+        try:
+            environment = await asyncio.to_thread(furnish_home, host, user)
+            network = await asyncio.to_thread(self._network, host.cluster)
+            bundle = self._bundle(host, user)
+            await start_local_agent(bundle, home, host.address, environment, user=user, network=network)
+        finally:
+            if not self._is_wanted(host.cluster):
+                # Deleted meanwhile, and perhaps after its processes were looked for: nothing of this start may stay.
+                await kill_local_host(host.id)
+                if not (self.root / host.cluster / "request.json").exists():
+                    await asyncio.to_thread(shutil.rmtree, self.root / host.cluster, ignore_errors=True)
+
+    def _is_wanted(self, name: str) -> bool:
+        place = self.root / name
+        return (place / "request.json").exists() and not (place / GOING).exists()
 
     def _network(self, name: str) -> str | None:
         """The cluster's own network, made now if it is not there: one does not survive a restart of the machine."""
