@@ -13,7 +13,7 @@ from podway.sandbox.hosts import pool_text, why_no_hosts
 from podway.sandbox.hosts.netns import NetnsHosts, why_no_namespaces
 from podway.task.task import Accelerator, LocalDir, Placement, Registry, Resources, Task
 from tests.conftest import wait_until
-from tests.containers.tools import PASSWORD, POLICY, STORAGE, USER, Store, registry, why_no_containers
+from tests.containers.tools import PASSWORD, POLICY, STORAGE, USER, Store, registry, root_archive, why_no_containers
 from tests.e2e.harness import Podway, files_with
 
 IMAGE = "localhost/tiny:1"
@@ -180,3 +180,34 @@ def test_on_machines_of_ones_own_from_a_private_registry(
     for index in range(2):
         assert machines.processes(index) == []
         assert machines.run(index, "podman ps -aq; ls -A /root/.podway 2>/dev/null; true") == ""
+
+
+def test_a_login_that_is_not_root_but_may_sudo(pod: Podway, machines: NetnsHosts) -> None:
+    """As on Google Cloud: root in the image, and what it writes into the task's directories is the login's own afterwards."""
+    for index in range(2):
+        given = "useradd -m -p '*' -s /bin/bash dev; echo 'dev ALL=(ALL) NOPASSWD:ALL' > /etc/sudoers.d/dev; chmod 440 /etc/sudoers.d/dev"
+        machines.run(index, f"id dev 2>/dev/null || {{ {given}; }}")
+        machines.run(index, "mkdir -p /etc/containers; cat > /etc/containers/policy.json", POLICY)
+        storage = STORAGE.format(root="/var/lib/containers/storage", run="/run/containers")
+        machines.run(index, "cat > /etc/containers/storage.conf", storage)
+        (machines.files(index) / "tmp" / "tiny.tar").write_bytes(root_archive())
+        machines.run(index, f"podman image exists {IMAGE} || podman import /tmp/tiny.tar {IMAGE}; rm /tmp/tiny.tar")
+    (pod.home / "ssh").mkdir()
+    (pod.home / "ssh" / "lab.yaml").write_text(pool_text(machines, "v4-16").replace("root", "dev"))
+    run = "id -u; mkdir -p made && echo x > made/x; trap '' TERM; echo ready; while :; do sleep 1000; done"
+    pod.client.launch(with_image(run, where="ssh", stop_duration_s=1), cluster="c")
+    wait_until(lambda: pod.log_text("c", 1, follow=False).count("ready") == 2, 120, "the job")
+    assert "0\n" in pod.log_text("c", 1, follow=False)
+    pod.client.cancel("c")
+    assert pod.finished("c", 1) == "CANCELLED"
+    for index in range(2):
+        assert all("sleep" not in line for line in machines.processes(index))
+        owners = machines.run(
+            index, "stat -c %U /home/dev/sky_workdir /home/dev/sky_workdir/made /home/dev/sky_workdir/made/x"
+        )
+        assert owners.split() == ["dev"] * 3
+    pod.client.down("c")
+    wait_until(lambda: pod.client.clusters() == [], 60, "the end of the cluster")
+    for index in range(2):
+        assert machines.processes(index) == []
+        assert machines.run(index, "podman ps -aq; ls -A /home/dev/.podway 2>/dev/null; true") == ""

@@ -1,10 +1,9 @@
-"""The agent's command line: `serve`, `call` and, for its own use, `runner`, `enter` and `give`.
+"""The agent's command line: `serve`, `call` and, for its own use, `runner` and `enter`.
 
 python3 agent.pyz serve --home DIR [--address IP] [--daemon]     run this host's agent
 python3 agent.pyz call --home DIR                                requests on stdin, replies on stdout
 python3 agent.pyz runner STATE JOB PHASE                         run one phase (the agent starts these)
 python3 agent.pyz enter                                          become a process of a container (the runner starts these)
-python3 agent.pyz give UID GID DIR...                            make directories another user's
 """
 
 from __future__ import annotations
@@ -26,12 +25,6 @@ def main(arguments: list[str], version: str) -> int:
         from . import enter
 
         enter.main()
-    if len(arguments) >= 4 and arguments[0] == "give":
-        from . import enter
-
-        for folder in arguments[3:]:
-            enter.give(folder, int(arguments[1]), int(arguments[2]))
-        return 0
     options = _options(arguments[1:])
     if not arguments or options is None or "--home" not in options:
         print(USAGE, file=sys.stderr)

@@ -16,6 +16,7 @@ import threading
 import time
 
 from . import phase, processes
+from .ownership import take_back
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class Endings:
                     break
                 time.sleep(pause / 5)  # the bell of a job that floods its output must not make this a loop of scans
                 self._bell.wait(seen, pause)
+            take_back(self._state)
             with contextlib.suppress(OSError):  # a full disk: the next agent will look once more, that is all
                 phase.write_cancel_request(self._state, job, {"grace": 0.0, "deadline": 0.0, "done": True})
         finally:
@@ -169,6 +171,7 @@ class Endings:
                 processes.kill(procs, found)
                 time.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
+            take_back(self._state)
             told = {"code": None, "signal": LOST_SIGNAL, "lost": True, "ended": time.time()}
             told.update(started=begun.get("started"), pid=begun.get("user_pid"))
             phase.write_json(lost.path("exit.json"), told)

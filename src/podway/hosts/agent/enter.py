@@ -187,10 +187,10 @@ def _hand_over(folder: str, user: User, made: bool, targets: list[str]) -> None:
             os.chmod(parent, stat.S_IMODE(mode) | stat.S_IXOTH)
         parent = os.path.dirname(parent)
     if above:
-        give(folder, user.uid, user.gid)
+        _give(folder, user.uid, user.gid)
 
 
-def give(folder: str, uid: int, gid: int) -> None:
+def _give(folder: str, uid: int, gid: int) -> None:
     """Make a directory and all in it, on its own file system, another user's."""
     device = os.stat(folder).st_dev
     for place, folders, files in os.walk(folder):

@@ -14,8 +14,9 @@ import threading
 import time
 
 from . import output, phase, processes
-from .container_spec import IN_USE, container_spec
+from .container_spec import container_spec
 from .ending import Bell, Endings
+from .ownership import remember
 from .phase import Phase, RequestRefused, is_word
 from .runner import BUNDLE_FD, LOCK_FD, READY_FD
 
@@ -103,7 +104,7 @@ class Jobs:
                     if not existing:
                         phase.write_file(this.path("script"), os.fsencode(request["script"]))
                         if "enter" in spec:  # before the first container: `remove` must know that there may be one
-                            phase.write_file(os.path.join(self._state, IN_USE), b"")
+                            remember(self._state, spec["enter"])
                         self._spawn(this, lock, json.dumps(spec).encode("ascii") + b"\n")
                 finally:
                     os.close(lock)

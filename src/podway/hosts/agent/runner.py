@@ -26,6 +26,7 @@ from . import linux, phase, processes
 from .container_spec import VARIABLES
 from .mask import Masker
 from .output import OutputWriter
+from .ownership import take_back
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class Runner:
         self._pump(pipe, woken)
         self._append(self._masker.finish())
         self._writer.note_time()
-        self._take_back()
+        if "enter" in self._spec:
+            take_back(self._state)
         self._write_exit()
         self._ring()
         os._exit(0)  # nothing is left to tidy, and a cancel waits for this process too
@@ -185,15 +187,6 @@ class Runner:
             return command
         kept = [f"{name}={value}" for name, value in self._spec["env"].items() if name in PASSED_BY_SUDO]
         return ["sudo", "-n", "env", *kept, *command]
-
-    def _take_back(self) -> None:
-        """What root, or the image's own user, wrote into the task's directories becomes this host's user's again."""
-        if "enter" not in self._spec or os.geteuid() == 0:
-            return
-        folders = [one[0] for one in self._spec["enter"]["container"]["mounts"] if not one[2] and os.path.isdir(one[0])]
-        command = self._as_root("give", str(os.geteuid()), str(os.getegid()), *folders)
-        with contextlib.suppress(OSError):
-            os.spawnvpe(os.P_WAIT, command[0], command, self._spec["env"])
 
     def _pump(self, pipe: int, woken: int) -> None:
         """Copy output until the main process and all it left behind have ended."""
