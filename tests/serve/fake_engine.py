@@ -70,7 +70,7 @@ class FakeEngine:
     def _hold_to_limits(self, step: Step) -> None:
         limits = self.limits
         blocks = sum(-(-piece.count // limits.block) for piece in step.pieces)
-        assert len(step.rows) <= step.row_bucket in (limits.mixed_rows if step.pieces else limits.rows)
+        assert len(step.rows) <= step.row_bucket and (step.row_bucket, step.block_bucket) in limits.programs()
         assert blocks <= step.block_bucket if step.pieces else step.block_bucket == 0
         assert step.block_bucket in (0, *limits.blocks)
         assert 1 <= step.steps <= (1 if step.pieces else limits.steps)

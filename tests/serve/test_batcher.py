@@ -1,3 +1,4 @@
+import random
 import subprocess
 import sys
 
@@ -273,3 +274,25 @@ def test_any_schedule_equals_one_by_one(
             expect(request)
     assert driver.batcher.pool.held == 0
     assert set(driver.engine.calls) <= {(r, 0) for r in LIMITS.rows} | {(LIMITS.slots, b) for b in blocks}
+
+
+def test_every_step_has_a_program_and_no_program_is_for_nothing() -> None:
+    """Many slots: prompts alone, prompts beside rows, and more short prompts at once than may end in a step of prompts."""
+    limits = Limits(
+        slots=80, max_len=2100, page=64, pages=3000, block=64, blocks=(4, 16, 32), rows=(1, 16, 80), steps=2
+    )  # fmt: skip
+    chance, used = random.Random(3), set()
+    for load in (80, 40, 3, 60, 1):
+        driver = Driver(limits)
+        for number in range(load):
+            long = chance.choice([3, 60, 300, 2000]) if load < 80 else 3
+            driver.batcher.submit(
+                Request(str(number), [chance.randrange(50) for _ in range(long)], chance.randrange(1, 6))
+            )
+            if chance.random() < 0.2:
+                driver.turn()
+        driver.finish()
+        used |= set(driver.engine.calls)
+    assert used <= set(limits.programs())
+    assert len(limits.programs()) == 3 + 3 + 2 * 2, "prompts beside rows have at most 1,024 tokens in a step"
+    assert {(32, 32), (64, 16)} <= used

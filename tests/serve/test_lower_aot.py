@@ -14,7 +14,6 @@ from podway.model.families import find_model
 from podway.model.layout import SERVE_RULES, MeshShape, bytes_per_chip
 from podway.model.params import count, params
 from podway.serve.build import GIB, Options, limits_for, spread
-from podway.serve.engine import programs_of
 from podway.serve.lower_aot import on_tpu, room
 
 pytest.importorskip("libtpu")
@@ -54,7 +53,7 @@ def test_every_program_of_the_engine_is_lowered_for_all_hosts() -> None:
     assert ran.returncode == 0, ran.stderr[-3000:]
     found = json.loads(ran.stdout.splitlines()[-1])
     options = on_tpu(Options(max_seqs=32, max_len=512, prompt_tokens=256))
-    expected = programs_of(limits_for(spread(find_model("tiny-llama3"), 16), options, "tpu", 64))
+    expected = limits_for(spread(find_model("tiny-llama3"), 16), options, "tpu", 64).programs()
     assert len(found["names"]) == len(set(found["names"])) == 1 + len(expected)
     assert all(found["devices"]) and found["fill slots"] > 0
     assert not found["int8"][0] and all(found["int8"][1:])

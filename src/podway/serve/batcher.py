@@ -56,6 +56,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """How many rows the programs for prompts and rows take: idle rows cost as much as tokens of a prompt."""
         return tuple(sorted({min(64, self.slots), self.slots}))
 
+    def programs(self) -> list[tuple[int, int]]:
+        """(rows, blocks) of every program of a step; no blocks: decode. Every step that is planned has one of these sizes."""
+        most = _at_least(self.blocks, self.blocks_beside(1))
+        beside = [blocks for blocks in self.blocks if self.prompt_rows is None or blocks <= most]
+        alone = [(self.prompt_rows, blocks) for blocks in self.blocks] if self.prompt_rows else []
+        return [
+            *((rows, 0) for rows in self.rows),
+            *alone,
+            *((rows, blocks) for rows in self.mixed_rows for blocks in beside),
+        ]
+
     def drafts(self, rows: int) -> bool:
         """Whether the program of so many rows, without prompts, computes drafts: as long as they cost little more than reading
         the weights does."""
@@ -235,8 +246,10 @@ class Batcher:
         admitted: list[Request] = []
         pieces: list[Piece] = []
         rows = [Row(request, _slot(request), -1) for request in chosen]
-        blocks = self._continue_prompts(self.limits.blocks_beside(len(rows)), pieces, rows)
-        self._admit(admitted, pieces, rows, blocks)
+        # Where no row generates, no more prompts end than the programs for prompts alone take.
+        most = self.limits.slots if rows else self.limits.prompt_rows or self.limits.slots
+        blocks = self._continue_prompts(self.limits.blocks_beside(len(rows)), pieces, rows, most)
+        self._admit(admitted, pieces, rows, blocks, most)
         if not rows and not pieces:
             return None
         steps = 1 if pieces else self._stretch(chosen)
@@ -285,15 +298,15 @@ class Batcher:
         self.preemptions += 1
         self.queue.appendleft(request)
 
-    def _continue_prompts(self, left: int, pieces: list[Piece], rows: list[Row]) -> int:
+    def _continue_prompts(self, left: int, pieces: list[Piece], rows: list[Row], most: int) -> int:
         """Pieces of prompts already begun; how many blocks are left in the step."""
         for request in self.running:
-            if not request.ahead and left:
+            if not request.ahead and left and len(rows) < most:
                 left -= self._add_piece(request, left, pieces, rows)
         return left
 
-    def _admit(self, admitted: list[Request], pieces: list[Piece], rows: list[Row], left: int) -> None:
-        while self.queue and self.free_slots and left:
+    def _admit(self, admitted: list[Request], pieces: list[Piece], rows: list[Row], left: int, most: int) -> None:
+        while self.queue and self.free_slots and left and len(rows) < most:
             request = self.queue[0]
             if request.in_flight or not self._take_prompt_pages(request):
                 return  # first come, first served: nobody overtakes it

@@ -145,7 +145,7 @@ class Engine:
         self._table = np.zeros((limits.slots + 1, limits.table_width), np.int32)
         words = -(-shape.vocab // 32)
         self._no_mask = {
-            r: self._put(np.full((r, words), 0xFFFFFFFF, np.uint32)) for r in {r for r, _ in programs_of(limits)}
+            r: self._put(np.full((r, words), 0xFFFFFFFF, np.uint32)) for r in {r for r, _ in limits.programs()}
         }
         if mesh is None:
             self._no_mask = jax.device_put(self._no_mask)
@@ -182,7 +182,7 @@ class Engine:
 
     def programs(self) -> list[tuple[int, int]]:
         """(rows, blocks) of every program; no blocks: decode."""
-        return programs_of(self.limits)
+        return self.limits.programs()
 
     def compile_all(
         self,
@@ -350,13 +350,6 @@ def state_like(setup: Setup, mesh: jax.sharding.Mesh | None) -> State:
     rest: State = jax.tree.map(lambda leaf: abstract_array(leaf.shape, leaf.dtype, _whole(mesh)), like)
     cache = cache_layout.by_head(setup.plan, like.cache, place)
     return rest._replace(cache=cache, counts_ZV=place((None, "vocab"), like.counts_ZV))
-
-
-def programs_of(limits: Limits) -> list[tuple[int, int]]:
-    """(rows, blocks) of every program of a step; no blocks: decode."""
-    with_prompts = (*filter(None, [limits.prompt_rows]), *limits.mixed_rows)
-    mixed_sizes = [(rows, blocks) for rows in with_prompts for blocks in limits.blocks]
-    return [*((rows, 0) for rows in limits.rows), *mixed_sizes]
 
 
 def lower_fill_slots(setup: Setup, mesh: jax.sharding.Mesh | None = None) -> Lowered:

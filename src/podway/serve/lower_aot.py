@@ -5,7 +5,7 @@
 1. The slice's topology gives devices to lower for (libtpu's compiler needs no chip); the model is split over all of them, or
    over `tensor` of them where the server would hold several replicas.
 2. The budget of a start-up on those chips says how many pages the cache has; nothing is allocated.
-3. The same functions that the engine compiles at its start are lowered over abstract arrays (`engine.programs_of`).
+3. The same functions that the engine compiles at its start are lowered over abstract arrays (`Limits.programs`).
 
 `compile()` of each then says what the program needs. Call this in a process whose environment keeps libtpu from looking for a
 chip (TPU_SKIP_MDS_QUERY=1 and the rest: `tools.bench.aot.environment`).
@@ -26,7 +26,7 @@ from podway.model.layout import SERVE_RULES, MeshShape
 from podway.model.mesh import abstract_array, described, make_mesh, named_sharding
 from podway.model.shape import ModelShape
 from podway.serve.build import Budget, Options, budget, compute_dtype, compute_for, limits_for, plan_for, spread
-from podway.serve.engine import lower_fill_slots, lower_step, programs_of
+from podway.serve.engine import lower_fill_slots, lower_step
 from podway.serve.programs import Setup
 from podway.serve.quantized import quantizable
 
@@ -52,7 +52,7 @@ def programs(
         return run
 
     found = [("fill slots", under_mesh(partial(lower_fill_slots, setup, mesh)))]
-    for rows, blocks in programs_of(limits):
+    for rows, blocks in limits.programs():
         prompts = f", {blocks * limits.block} prompt tokens" if blocks else ""
         name = f"{'mixed' if blocks else 'decode'} {rows} rows{prompts}"
         found.append((name, under_mesh(partial(lower_step, setup, tree, rows, blocks, mesh))))
