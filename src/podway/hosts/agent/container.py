@@ -146,12 +146,12 @@ class HostContainer:
         return done.stdout
 
 
-def find_runtime() -> str:
-    """docker where its daemon answers, else podman."""
+def find_runtime(prefix: tuple[str, ...] = ()) -> str:
+    """docker where its daemon answers, else podman; `prefix` is what makes a command root's."""
     found = [name for name in RUNTIMES if shutil.which(name)]
     said = ""
     if "docker" in found:
-        done = _run(["docker", "version", "--format", "{{.Server.Version}}"])
+        done = _run([*prefix, "docker", "version", "--format", "{{.Server.Version}}"])
         if done.returncode == 0:
             return "docker"
         said = pull.last_line(done.stderr)
@@ -219,3 +219,5 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"no answer in {_QUICK_S:g} s")
+    except OSError as error:  # no sudo, most likely
+        return subprocess.CompletedProcess(command, 127, "", str(error))

@@ -22,14 +22,23 @@ def why_no_images() -> str:
 
 def _look() -> str:
     as_root = container.as_root()
-    if as_root and subprocess.run([*as_root, "true"], capture_output=True, timeout=60).returncode:
-        return "it needs root, and this user may not run sudo without a password"
     try:
-        container.find_runtime()
+        container.find_runtime(as_root)
+        if as_root and _fails([*as_root, "true"]) is not None:
+            return "it needs root, and this user may not run sudo without a password"
+        why = _fails([*as_root, "unshare", "-m", "true"])
     except container.NoContainer as error:
         return str(error)
-    separate = subprocess.run([*as_root, "unshare", "-m", "true"], capture_output=True, text=True, timeout=60)
-    return f"this machine allows no mount namespace: {separate.stderr.strip()}" if separate.returncode else ""
+    return "" if why is None else f"this machine allows no mount namespace: {why}"
+
+
+def _fails(command: list[str]) -> str | None:
+    """What a command says that fails, or None."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return done.stderr.strip() if done.returncode else None
 
 
 def remove_containers(hosts: tuple[Host, ...]) -> None:
