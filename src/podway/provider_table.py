@@ -47,6 +47,7 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     )
     # "package.module:function" (-> str): why images cannot be used there now, or ''; '' where only a host can tell.
     image_check: str = ""
+    diagnose: str = ""  # "package.module:function" (home -> findings): what `podway doctor` checks
     no_stop: str = "its hosts cannot be stopped"  # why, for a provider that does not implement SupportsStop
 
 
@@ -55,6 +56,7 @@ _ROWS = (
         name="gcp",
         opens="podway.providers.gcp.opening:open_provider",
         configured="podway.providers.gcp.configured:is_configured",
+        diagnose="podway.providers.gcp.diagnose:diagnose",
         extra="gcp",
         place="google-zone",
         capabilities=frozenset({"disk", "ports", "buckets", "own-identity", "dev", "forwarding", "image", "python"}),
@@ -78,6 +80,7 @@ _ROWS = (
         name="gke",
         opens="podway.providers.gke.provider:open_provider",
         configured="podway.providers.gke.settings:is_configured",
+        diagnose="podway.providers.gke.diagnose:diagnose",
         aliases=("kubernetes", "k8s"),
         place="word",
         capabilities=frozenset({"image", "hosts-of-image", "python", "disk", "forwarding"}),
@@ -94,6 +97,7 @@ _ROWS = (
     ProviderRow(
         name="ssh",
         opens="podway.providers.ssh.provider:open_provider",
+        diagnose="podway.providers.ssh.diagnose:diagnose",
         extra="ssh",
         place="word",
         capabilities=frozenset({"buckets", "dev", "forwarding", "image", "python"}),

@@ -21,6 +21,7 @@ from podway.hosts.link import AgentLink
 from podway.order import Order
 from podway.providers import Observation, Request
 from podway.providers.gcp import api
+from podway.providers.gcp.diagnose import diagnose
 from podway.providers.gcp.hosts import NO_SUDO, mount_command
 from podway.providers.gcp.provider import GcpProvider
 from podway.providers.gcp.resources import Listing
@@ -653,3 +654,16 @@ def test_a_zone_whose_quota_is_nothing_is_not_tried_twice(gcp: GcpProvider, clou
         assert offers[0].blocked and offers[0].blocked.code == "quota"
 
     asyncio.run(life())
+
+
+def test_the_doctor_finds_what_is_wrong(cloud: Running, gcp: GcpProvider, tmp_path: Path) -> None:
+    found = list(diagnose(tmp_path))
+    assert [one.what for one in found if one.ok] == [
+        *("project", "credentials", "Cloud TPU API", "Compute Engine API", "quota", "zones", "ssh key of the hosts")
+    ]
+    assert "v6e" in found[4].note and not gcp.account.identity_file.exists()  # nothing is made
+    (tmp_path / "gcp.yaml").write_text("zones: [us-east5-z]\n")
+    cloud.command("POST", "faults", {"kind": "error", "service": "compute", "status": "PERMISSION_DENIED"})
+    wrong = {one.what: one for one in diagnose(tmp_path) if not one.ok}
+    assert set(wrong) == {"Compute Engine API", "zones"} and all(one.fix for one in wrong.values())
+    assert "us-east5-" in wrong["zones"].fix

@@ -1,6 +1,7 @@
 """`podway check FILE`: the task as Podway reads it, or the mistakes in it. Nothing is started."""
 
 import sys
+from pathlib import Path
 
 import click
 import msgspec
@@ -8,6 +9,7 @@ import msgspec
 from podway.cli.options import output_option
 from podway.cli.task_options import task_options
 from podway.control.capability_check import forecast
+from podway.provider_table import find_row
 from podway.task.environment import Overrides
 from podway.task.explain import explain
 from podway.task.read import read_task, read_task_text
@@ -20,14 +22,20 @@ from podway.task.task import without_secrets
 @output_option
 @click.option("--json-schema", "as_schema", is_flag=True, help="Print the JSON schema of task files, for editors.")
 @task_options
-def command(file: str | None, output: str, as_schema: bool, overrides: Overrides) -> None:
+@click.pass_context
+def command(ctx: click.Context, file: str | None, output: str, as_schema: bool, overrides: Overrides) -> None:
     """Read the task in FILE (- for standard input) and print what it means.
 
-    A mistake is shown with its file, line and column, and what to do about it.
+    A mistake is shown with its file, line and column, and what to do about it. `podway check gcp` (gke, ssh) is
+    `podway doctor gcp`.
     """
     if as_schema:
         click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2))
         return
+    if file is not None and not Path(file).exists() and (row := find_row(file)) is not None and row.diagnose:
+        from podway.cli.doctor import examine  # a task is checked without it
+
+        ctx.exit(examine((row.name,), json=output == "json"))
     if file is None:
         raise click.UsageError("Give the path of a task file, or --json-schema.")
     if file == "-":

@@ -63,6 +63,11 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "logout": ("podway.cli.logout:command", "Log out, and use the server of this machine again.", SERVER),
     "server": ("podway.cli.server:command", "Run a server, or manage the one on this machine.", SERVER),
     "sandbox": ("podway.cli.sandbox:command", "A pretend TPU cloud on this machine.", SERVER),
+    "doctor": (
+        "podway.cli.doctor:command",
+        "Check what launches need: credentials, project, APIs, quota, keys, each with its fix.",
+        SERVER,
+    ),
     "completion": ("podway.cli.completion:command", "Print a shell completion script.", SERVER),
     "version": ("podway.cli.version:command", "Show the version.", SERVER),
 }

@@ -1,0 +1,102 @@
+"""Google Cloud for `podway doctor`: credentials, project, APIs, quota, zones and keys, in the order in which a launch needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from podway.errors import UserError
+from podway.providers.diagnosis import Finding, ask
+from podway.providers.gcp.configured import check_configured
+
+if TYPE_CHECKING:  # Google's clients take a second
+    from podway.providers.gcp.account import Account
+    from podway.providers.gcp.api import Cloud
+
+QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?service=tpu.googleapis.com&project="
+
+
+def diagnose(root: Path) -> Iterator[Finding]:
+    """Each as soon as it is known. Nothing is made and nothing is changed."""
+    try:
+        check_configured(root)
+    except UserError as error:
+        yield Finding(what="credentials and project", ok=False, note=error.what, fix=error.hint)
+        return
+    # Here, not above: a person whose configuration is wrong need not wait for Google's clients.
+    from podway.providers.gcp.account import Account
+    from podway.providers.gcp.api import Cloud
+    from podway.providers.gcp.errors import GcpError
+
+    account = Account(root)
+    cloud = Cloud(account)
+
+    def called(what: str, look: Callable[[], str]) -> Iterator[Finding]:
+        try:
+            yield from ask(what, look)
+        except GcpError as error:
+            yield Finding(what=what, ok=False, note=error.what, fix=error.hint or "try again in a moment")
+
+    for look in (
+        called("project", lambda: account.project),
+        called("credentials", lambda: _log_in(account)),
+    ):
+        finding = next(look)
+        yield finding
+        if not finding.ok:
+            return
+    yield from called("Cloud TPU API", lambda: _listed(len(cloud.look(("node", "queued resource")).resources)))
+    yield from called("Compute Engine API", lambda: _listed(len(cloud.look(("firewall rule",)).resources)))
+    yield from called("quota", lambda: _quota(cloud, account.project))
+    yield from called("zones", lambda: _zones(account.settings.zones))
+    key = account.identity_file
+    yield from called("ssh key of the hosts", lambda: str(key) if key.exists() else "made by the first launch")
+
+
+def _log_in(account: Account) -> str:
+    from google.auth.credentials import AnonymousCredentials
+    from google.auth.exceptions import GoogleAuthError
+    from google.auth.transport.requests import Request
+
+    from podway.providers.gcp.settings import LOG_IN
+
+    found = account.credentials()
+    if isinstance(found, AnonymousCredentials):
+        return f"none needed at {account.settings.endpoint}"
+    try:
+        if not found.valid:
+            found.refresh(Request())  # type: ignore[no-untyped-call]
+    except GoogleAuthError as error:
+        raise UserError(f"Google refuses these credentials: {error}", LOG_IN) from None
+    return str(getattr(found, "service_account_email", "") or "valid")
+
+
+def _listed(count: int) -> str:
+    return f"answers; {count} of what it lists made by this Podway" if count else "answers"
+
+
+def _quota(cloud: Cloud, project: str) -> str:
+    """The generations that the project may hold anything of, anywhere."""
+    held: dict[str, bool] = {}
+    for one in cloud.quotas():
+        limits = [limit for part in one.limits for limit in (part.default, *part.places.values())]
+        some = any(limit is None or limit != 0 for limit in limits)
+        held[one.generation] = held.get(one.generation, False) or some
+    having = sorted(name for name, some in held.items() if some)
+    if not having:
+        raise UserError("the project has a quota of 0 for every TPU", f"ask for one: {QUOTAS}{project}")
+    return f"for {', '.join(having)}"
+
+
+def _zones(chosen: tuple[str, ...]) -> str:
+    from podway.catalog.prices import all_prices
+    from podway.task.fields import did_you_mean
+
+    known = sorted({price.zone for price in all_prices() if price.zone})
+    for zone in chosen:
+        if zone not in known:
+            raise UserError(
+                f"no TPU is known in zone {zone}", f"correct zones in gcp.yaml: {did_you_mean(zone, known)}"
+            )
+    return ", ".join(chosen) if chosen else "all that have the slice"
