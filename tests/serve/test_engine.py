@@ -6,7 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+from podway.catalog.slices import find_slice
+from podway.errors import UserError
+from podway.model.families import find_model
 from podway.model.layout import MeshShape
+from podway.plan.engine_costs import Precision
+from podway.plan.serve import Load, evaluate_serve
 from podway.serve.build import Options, budget
 from podway.serve.engine import Engine
 from podway.serve.sampling_params import SamplingParams
@@ -127,3 +132,14 @@ def test_memory_that_is_too_small_is_said_before() -> None:
 
     with pytest.raises(UserError, match="no room"):
         budget(LLAMA, Options(max_len=64, max_seqs=4, page=4), MeshShape(), 1 << 16)
+
+
+def test_fp8_of_a_single_head_on_a_tpu_is_refused_before_anything_is_compiled() -> None:
+    """jax's kernel cannot tile two rows of 8 bits; the planner says the same."""
+    options = Options(max_len=64, max_seqs=4, pages=60, backend="tpu", kv="fp8", dtype="bfloat16")
+    budget(LLAMA, options, MeshShape(), 1 << 30)
+    with pytest.raises(UserError, match="single head on a chip"):
+        budget(LLAMA, options, MeshShape(tensor=2), 1 << 30)
+    load, model = Load(rate=1, prompt=100, output=100), find_model("llama3.1-8b")
+    found = [evaluate_serve(model, find_slice("v6e-8"), tensor, load, Precision(kv="fp8")) for tensor in (4, 8)]
+    assert not isinstance(found[0], str) and isinstance(found[1], str) and "single head" in found[1]

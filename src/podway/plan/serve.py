@@ -118,6 +118,9 @@ def evaluate_serve(
 ) -> ServePlan | str:
     """One way to serve, or the reason why it does not work; `replicas`: at least this many."""
     device = device_of(slice.generation)
+    heads = shape.kv_heads * kv_repeats(shape.heads, shape.kv_heads, tensor) // tensor
+    if precision.kv == "fp8" and heads < 2:
+        return f"the kernel cannot read fp8 keys and values of a single head on a chip (tensor={tensor})"
     weights = weights_per_device(shape, tensor, precision.weights)
     room = device.hbm_limit * HBM_FOR_SERVING - weights - scratch_per_device(shape, tensor)
     per_token = kv_bytes_per_token(shape, tensor, precision.kv)

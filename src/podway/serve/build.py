@@ -155,6 +155,11 @@ def plan_for(shape: ModelShape, options: Options, mesh: MeshShape, limits: Limit
     """The layout of the cache of a model that was spread over the mesh."""
     backend = options.backend or cache_layout.default_backend()
     dtype = cache_layout.stored_dtype(options.kv, compute_dtype(options), backend)
+    if backend == "tpu" and options.kv == "fp8" and shape.kv_heads // mesh.tensor < 2:
+        raise UserError(
+            f"the TPU kernel cannot read fp8 keys and values of a single head on a chip (--tp {mesh.tensor})",
+            "lower --tp to half the key/value heads, or use --kv auto",
+        )
     return Plan(
         backend, shape.layers, limits.pages, limits.page, shape.kv_heads, shape.d_head, dtype, options.interpret
     )
