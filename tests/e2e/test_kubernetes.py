@@ -80,6 +80,8 @@ run: |
     for rank in range(8):
         assert f"rank {rank} slice {rank // 4} worker {rank % 4} token 6" in said, said
     assert said.count("from the working directory") == 8
+    assert "podway ssh" not in said, "nobody can log in to a pod"
+    assert "hosts of gke have no shell" in podway(pod, "ssh", "two", code=1)
     assert "UP" in podway(pod, "status")
     assert "on rank 3" in podway(pod, "exec", "two", "--raw", "echo on rank $PODWAY_RANK")
     failed = podway(pod, "exec", "two", "echo last words; [ $PODWAY_RANK != 5 ] || exit 7", code=100)

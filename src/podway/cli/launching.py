@@ -23,6 +23,7 @@ from podway.cli.watching import ProgressPrinter, follow, show_end
 from podway.control.records import ENDED
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
+from podway.provider_table import find_row
 from podway.quantities import format_count
 from podway.server.api import Frame, LaunchReply, OfferView, PreviewReply
 from podway.server.client import Client
@@ -244,10 +245,13 @@ def _offer_shell(client: Client, screen: Screen, name: str) -> None:
 
 
 def _offer_ssh(client: Client, screen: Screen, name: str, *, ask: bool) -> str:
-    """How to open a shell on the cluster, if it is still up."""
+    """How to open a shell on the cluster, if it is still up; '' where nobody can log in to its hosts."""
     from podway.cli.ssh_names import offer_ssh_name  # only a launch needs it
 
     cluster = client.cluster(name)
+    row = find_row(cluster.order.provider)
+    if row is not None and row.opens and "dev" not in row.capabilities:
+        return ""
     return offer_ssh_name(client, screen, cluster, ask=ask) if cluster.state == "UP" else f"podway ssh {name}"
 
 
@@ -259,7 +263,7 @@ def _show_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
 
 
 def useful_commands(cluster: str, job: int | None, shell: str | None) -> str:
-    """Commands to type next; `shell` opens one on a cluster that is new to its user."""
+    """Commands to type next; `shell` opens one on a cluster that is new to its user, '' where none can be opened."""
     blocks = []
     if job is not None:
         blocks.append(
@@ -271,7 +275,7 @@ def useful_commands(cluster: str, job: int | None, shell: str | None) -> str:
     on_cluster = [
         ("run more on it", f"podway exec {cluster} FILE"),
         ("see its jobs", f"podway queue {cluster}"),
-        ("open a shell on it", shell or ""),
+        *([("open a shell on it", shell)] if shell else []),
         ("delete it", f"podway down {cluster}"),
     ]
     if shell is not None:
