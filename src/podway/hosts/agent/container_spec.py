@@ -21,20 +21,16 @@ def container_spec(request: Fields, home: str, base: Fields, env: Fields, secret
     container = request["container"]
     if not isinstance(container, dict) or not is_word(container.get("image")):
         raise RequestRefused("container must name an image")
-    registry = container.get("registry") or {}
-    mounts = [
-        [_expanded(source, home), _expanded(target, home), bool(read_only)]
-        for source, target, read_only in container.get("mounts") or ()
-    ]
+    password = (container.get("registry") or {}).get("password")
     marks = {name: env[name] for name in (processes.JOB_ID_VARIABLE, processes.HOST_ID_VARIABLE) if name in env}
     cwd = _expanded(request["cwd"], home) if request.get("cwd") else ""
     shell = (request.get("interpreter") or ["bash"])[0]
     return {
         "env": {**base, **{name: os.environ[name] for name in VARIABLES if name in os.environ}, **marks},
-        "secrets": {**secrets, **({"registry": registry["password"]} if registry.get("password") else {})},
+        "secrets": {**secrets, "registry": password} if password else secrets,
         "cwd": cwd if cwd.startswith(home + "/") else home,  # made on the host, whose user's it must be
         "enter": {
-            "container": {**container, "mounts": mounts},
+            "container": {**container, "mounts": _mounts(container, home)},
             "env": env,
             "cwd": cwd,
             "shell": shell,
@@ -43,6 +39,13 @@ def container_spec(request: Fields, home: str, base: Fields, env: Fields, secret
             "host": os.environ.get(processes.HOST_ID_VARIABLE) or home,
         },
     }
+
+
+def _mounts(container: Fields, home: str) -> list[list[object]]:
+    return [
+        [_expanded(source, home), _expanded(target, home), bool(read_only)]
+        for source, target, read_only in container.get("mounts") or ()
+    ]
 
 
 def _expanded(path: object, home: str) -> str:

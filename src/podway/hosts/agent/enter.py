@@ -143,26 +143,35 @@ class User:
 
     def __init__(self, text: str) -> None:
         self.name, _, group = (text or "0").partition(":")
-        accounts = [line.split(":") for line in _lines("/etc/passwd") if line.count(":") >= 6]
-        found = next((one for one in accounts if self.name in (one[0], one[2])), None)
-        if found is None and not self.name.isdigit():
-            raise NoContainer(f"the image has no user {self.name!r}")
-        self.uid = int(found[2]) if found else int(self.name)
-        self.gid = int(found[3]) if found else 0
-        self.home = (found[5] if found else "") or "/"
-        groups = [line.split(":") for line in _lines("/etc/group") if line.count(":") >= 3]
+        account = _entry("/etc/passwd", self.name, "user")
+        self.uid, self.gid = int(account[2]), int(account[3] or 0)
+        self.home = account[5] or "/"
+        self.groups = _groups_of(account[0])
         if group:
-            named = next((int(one[2]) for one in groups if group in (one[0], one[2])), None)
-            if named is None and not group.isdigit():
-                raise NoContainer(f"the image has no group {group!r}")
-            self.gid = int(group) if named is None else named
-        self.groups = [int(one[2]) for one in groups if found and found[0] in one[3].split(",")]
+            self.gid = int(_entry("/etc/group", group, "group")[2])
 
     def become(self) -> None:
         if self.uid or self.gid:
             os.setgroups([self.gid, *self.groups])
             os.setgid(self.gid)
             os.setuid(self.uid)
+
+
+def _entry(path: str, word: str, kind: str) -> list[str]:
+    """The fields of a name's or number's line; a number needs none."""
+    for line in _lines(path):
+        fields = line.split(":")
+        if len(fields) > 3 and word in (fields[0], fields[2]) and fields[2].isdigit():
+            return [*fields, "", "", ""]
+    if word.isdigit():
+        return ["", "", word, "", "", ""]
+    raise NoContainer(f"the image has no {kind} {word!r}")
+
+
+def _groups_of(name: str) -> list[int]:
+    """The further groups of a user."""
+    lines = [line.split(":") for line in _lines("/etc/group") if line.count(":") == 3]
+    return [int(fields[2]) for fields in lines if name and name in fields[3].split(",") and fields[2].isdigit()]
 
 
 def _lines(path: str) -> list[str]:
