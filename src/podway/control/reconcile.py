@@ -43,7 +43,7 @@ def _start_time(pid: int) -> str:
     return str(process.start) if process is not None and process.alive else ""
 
 
-class LeasedRows(Protocol):
+class Leases(Protocol):
     """Rows that one server at a time may drive."""
 
     def leases(self) -> list[tuple[str, str | None, float]]:
@@ -70,7 +70,7 @@ class Reconciler:
 
     def __init__(
         self,
-        rows: LeasedRows,
+        rows: Leases,
         owner: str,
         drive: Callable[[str], Driver],
         publish: Callable[[str], None],
