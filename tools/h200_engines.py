@@ -124,9 +124,14 @@ def circling_tree(shape: ModelShape, period: int) -> Any:
     quiet = jax.jit(lambda w: w * jnp.asarray(1e-4, w.dtype), donate_argnums=0)
     tree["layers"]["o"], tree["layers"]["down"] = quiet(tree["layers"]["o"]), quiet(tree["layers"]["down"])
     follow = jnp.asarray([(token + 1) % period for token in range(period)])
-    size = 0.25 if shape.d_model > 1000 else 1.0  # enough to stand out after its own token, and after no other
-    point = jax.jit(lambda head, embed: head.at[:, follow].set(embed[:period].T * size), donate_argnums=0)
-    tree["head"] = point(tree["head"], tree["embed"])
+    size = 0.5 if shape.d_model > 1000 else 1.0  # enough to stand out after its own token, and after no other
+
+    def point(head: jax.Array, embed: jax.Array) -> jax.Array:
+        before = embed[:period].astype(jnp.float32)
+        before = before / jnp.linalg.norm(before, axis=-1, keepdims=True) * size
+        return head.at[:, follow].set(before.T.astype(head.dtype))
+
+    tree["head"] = jax.jit(point, donate_argnums=0)(tree["head"], tree["embed"])
     return tree
 
 
