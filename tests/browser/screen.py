@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from podway.gateway.state_dir import running_gateway
 from podway.server.client import Client
 
 EVIL = "<script>document.title='broken'</script><img src=x onerror=alert(1)>"
@@ -116,8 +119,24 @@ def running_site(home: Path, *, demo: bool = True) -> Iterator[Site]:
             site.podway("server", "start")
         yield site
     finally:
+        with contextlib.suppress(Exception):
+            for one in site.client.services():
+                site.client.end_service(one.name)
         site.podway("down", "-y", "--all", check=False)
         site.podway("server", "stop", check=False)
+        _end_gateway(home / "gateway")
+
+
+def _end_gateway(folder: Path) -> None:
+    """A gateway outlives its server, so that streams go on."""
+    running = running_gateway(folder) if folder.exists() else None
+    if running is None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(running.pid, signal.SIGTERM)
+    deadline = time.monotonic() + 60
+    while running_gateway(folder) is not None and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 class Screen:
