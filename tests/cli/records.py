@@ -6,6 +6,7 @@ import msgspec
 
 from podway.order import Host, Order
 from podway.server.api import ClusterView, ExitView, JobView, OfferView
+from podway.server.service_api import ServiceView
 
 NOW = 1_800_000_000.0
 
@@ -86,3 +87,36 @@ def offer(**changes: Any) -> OfferView:
         chosen=True,
     )
     return msgspec.structs.replace(made, **changes)
+
+
+def service(name: str = "llama", **changes: Any) -> ServiceView:
+    """A service without replicas."""
+    plain = ServiceView(
+        id=f"id-{name}",
+        name=name,
+        user="ada",
+        state="NO_REPLICA",
+        reason="",
+        model=None,
+        url=None,
+        path=f"/services/{name}/",
+        port=8000,
+        auth=True,
+        created=1.0,
+        ended=None,
+        revision=1,
+        revisions=[],
+        canary=None,
+        canary_share=0.0,
+        min_replicas=0,
+        max_replicas=1,
+        target_replicas=0,
+        replicas=[],
+        stalled=False,
+        rps=None,
+        project=None,
+        shared_with={},
+        hourly_cost=None,
+        cost=None,
+    )
+    return msgspec.structs.replace(plain, **changes)

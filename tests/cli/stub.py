@@ -19,6 +19,7 @@ import msgspec
 from podway.errors import UserError
 from podway.hosts.blobs import BlobStore
 from podway.server import api
+from podway.server.service_api import ServiceView
 from tests.cli import records
 
 TOKEN = "stub-token"
@@ -29,6 +30,7 @@ class Stub:
 
     def __init__(self, home: Path) -> None:
         self.clusters: dict[str, api.ClusterView] = {}
+        self.services: dict[str, ServiceView] = {}
         self.past: list[api.ClusterView] = []
         self.jobs: dict[str, list[api.JobView]] = {}
         self.orphans: list[api.OrphanView] = []
@@ -92,6 +94,11 @@ class Stub:
         if name not in self.clusters:
             raise UserError(f"there is no cluster {name!r}", "see: podway status", status=404)
         return self.clusters[name]
+
+    def find_service(self, name: str) -> ServiceView:
+        if name not in self.services:
+            raise UserError(f"there is no service {name!r}", "see: podway services", status=404)
+        return self.services[name]
 
     def seen(self, name: str, body: Any, data: bytes) -> api.ClusterView:
         cluster = self.find(name)
@@ -198,7 +205,7 @@ class Stub:
         return iter([self.output.get((int(body["rank"]), body["phase"]), b"")])
 
 
-_C = "/v1/clusters/([^/]+)"
+_C, _S = "/v1/clusters/([^/]+)", "/v1/services/([^/]+)"
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/v1/info", Stub.info),
     ("GET", "/v1/orphans", lambda stub, body, data: api.OrphansReply(orphans=stub.orphans)),
@@ -231,6 +238,8 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("DELETE", "/v1/projects/([^/]+)/members/([^/]+)", lambda stub, p, u, body, data: api.MembersReply(members=[])),
     ("PUT", f"{_C}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find(name)),
     ("DELETE", f"{_C}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find(name)),
+    ("PUT", f"{_S}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find_service(name)),
+    ("DELETE", f"{_S}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find_service(name)),
     ("GET", "/v1/audit", lambda stub, body, data: api.AuditReply(entries=stub.entries)),
     ("DELETE", "/v1/users/([^/]+)", lambda stub, user, body, data: api.TokensReply(tokens=[])),
 ]

@@ -157,6 +157,15 @@ def test_projects_and_shares(run: Run, stub: Stub) -> None:
     assert stub.calls[-1] == ("PUT", "/v1/clusters/demo/grants/bob", {"right": "use"})
     assert run("share", "demo", "bob", "--view").out == "bob may view cluster demo.\n"
     assert run("share", "demo", "bob", "--remove").out == "Cluster demo is no longer shared with bob.\n"
+    stub.services["llama"] = records.service("llama")
+    assert run("share", "llama", "bob").out == "bob may use service llama.\n"
+    assert stub.calls[-1] == ("PUT", "/v1/services/llama/grants/bob", {"right": "use"})
+    assert run("share", "llama", "bob", "--remove").out == "Service llama is no longer shared with bob.\n"
+    neither = run("share", "nope", "bob")
+    assert (neither.code, neither.err.splitlines()[0]) == (1, "Error: there is no cluster and no service 'nope'")
+    stub.refuse["/clusters/llama/grants/bob"] = UserError("bob may not manage llama", "ask them", status=403)
+    assert "may not manage" in run("share", "llama", "bob").err  # a cluster there is: its refusal is the answer
+    stub.refuse.clear()
     stub.entries = [
         AuditView(time=0.0, user="bob", token="laptop", address="10.0.0.1", action="down", target="demo", status=403)
     ]

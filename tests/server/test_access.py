@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from podway.control.access import Caller, Right, right_on
-from podway.control.people import AuditEntry
+from podway.control.people import AuditEntry, token_digest
 from podway.control.records import Grant
 from podway.control.store import open_store, sqlite_url
 from podway.server.routes import ROUTES
@@ -36,7 +36,7 @@ class World(NamedTuple):
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Cluster c1 is amy's, in the project `vision`, shared with uma (use) and with vic (view)."""
+    """Cluster c1 and service s1 are amy's, in the project `vision`, shared with uma (use) and with vic (view)."""
     with server_in(tmp_path, LOCAL) as web:
         world = World(web, {"local": LOCAL, "none": None, "wrong": "pw_wrong"})
 
@@ -66,14 +66,10 @@ def world(tmp_path: Path) -> Iterator[World]:
         assert world.ask("owner", "POST", "/v1/launch", launch).status_code == 200
         service = {**SERVICE, "options": {"cluster": "s1", "project": "vision"}}
         assert world.ask("owner", "POST", "/v1/services", {"request": service}).status_code == 200
-        grants = tuple(Grant(user=user, right=right) for user, right in (("uma", "use"), ("vic", "view")))  # type: ignore[arg-type]
-        store = open_store(sqlite_url(tmp_path / "p.db"))
-        made = store.services.find("s1")
-        assert made is not None
-        store.services.save(msgspec.structs.replace(made, grants=grants))
-        store.engine.dispose()
-        assert world.ask("owner", "PUT", "/v1/clusters/c1/grants/uma", {"right": "use"}).status_code == 200
-        assert world.ask("owner", "PUT", "/v1/clusters/c1/grants/vic", {"right": "view"}).status_code == 200
+        for user, right in (("uma", "use"), ("vic", "view")):
+            for owned in ("clusters/c1", "services/s1"):
+                granted = world.ask("owner", "PUT", f"/v1/{owned}/grants/{user}", {"right": right})
+                assert granted.status_code == 200 and granted.json()["shared_with"][user] == right, granted.text
         time.sleep(0.01)  # the token of a thousandth of a second
         yield world
 
@@ -209,6 +205,31 @@ def test_what_was_granted_can_be_taken_back(world: World) -> None:
     assert world.ask("project member", "GET", "/v1/clusters/c1").status_code == 404
 
 
+def test_a_shared_service_is_opened_by_the_keys_of_those_who_may_use_it(world: World) -> None:
+    """Their tokens and the keys they make; not of those who may only view it, and no longer when it was taken back."""
+
+    def opened(key: str | None) -> list[str] | None:
+        table = world.ask("admin", "GET", "/v1/gateway/routes").json()["table"]
+        found = table["keys"].get(token_digest(key or ""))
+        return None if found is None else found["services"]
+
+    made = {
+        who: world.ask(who, "POST", "/v1/gateway/keys", {"name": "app"}).json()["key"]
+        for who in ("may use", "may view")
+    }
+    assert opened(made["may use"]) == opened(world.tokens["may use"]) == ["s1"]
+    assert opened(made["may view"]) is opened(world.tokens["may view"]) is opened(world.tokens["other"]) is None
+    assert [one["name"] for one in world.ask("may view", "GET", "/v1/services").json()["services"]] == ["s1"]
+    assert world.ask("may use", "PUT", "/v1/services/s1/grants/eve", {"right": "use"}).status_code == 403
+    assert world.ask("owner", "PUT", "/v1/services/s1/grants/uma", {"right": "manage"}).status_code == 400
+    world.ask("owner", "DELETE", "/v1/services/s1/grants/uma")
+    assert opened(made["may use"]) is opened(world.tokens["may use"]) is None
+    assert world.ask("may use", "GET", "/v1/services/s1").status_code == 404
+    assert world.ask("owner", "GET", "/v1/services/s1").json()["shared_with"] == {"vic": "view"}
+    told = [event["text"] for event in world.ask("owner", "GET", "/v1/services/s1/events").json()["events"]]
+    assert "is shared with uma (use)" in told and "is no longer shared with uma" in told
+
+
 def test_tokens_are_listed_to_their_owner_and_revoked_one_by_one(world: World) -> None:
     mine = world.ask("owner", "GET", "/v1/tokens").json()["tokens"]
     assert {row["user"] for row in mine} == {"amy"} and len(mine) == 3
@@ -238,7 +259,7 @@ def test_the_audit_log_tells_who_did_what(world: World) -> None:
     assert told == [("mia", "down", "c1", 200), ("eve", "down", "c1", 404)]
     assert entries[0]["token"] and entries[0]["address"]
     by_amy = world.ask("admin", "GET", "/v1/audit?user=amy").json()["entries"]
-    assert {entry["action"] for entry in by_amy} == {"launch", "share", "apply"}
+    assert {entry["action"] for entry in by_amy} == {"launch", "share", "share_service", "apply"}
 
 
 @pytest.mark.parametrize("role", ["admin", "member", "viewer"])

@@ -37,7 +37,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "start": ("podway.cli.start:command", "Start stopped clusters.", CLUSTERS),
     "down": ("podway.cli.down:command", "Delete clusters and everything that belongs to them.", CLUSTERS),
     "autostop": ("podway.cli.autostop:command", "Stop or delete a cluster once it is idle.", CLUSTERS),
-    "share": ("podway.cli.share:command", "Let another user of the server view or use a cluster of yours.", CLUSTERS),
+    "share": ("podway.cli.share:command", "Let another user of the server view or use a cluster or service.", CLUSTERS),
     "cost": ("podway.cli.cost:command", "Show what clusters cost, including deleted ones.", CLUSTERS),
     "tpus": ("podway.cli.tpus:command", "Show TPU types: sizes, memory, speed and price.", FACTS),
     "check": (

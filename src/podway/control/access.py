@@ -1,8 +1,8 @@
 """Who may do what. Pure: from a caller and a cluster (or service) to the right the caller has on it.
 
-    MANAGE  stop, start, delete, autostop, share, cancel anybody's jobs
-    USE     queue jobs, run commands, open shells, cancel one's own jobs
-    VIEW    see it, its jobs, their logs
+    MANAGE  stop, start, delete, autostop, share, cancel anybody's jobs; of a service: update, scale, roll back, end, share
+    USE     queue jobs, run commands, open shells, cancel one's own jobs; of a service: send it requests, through a gateway
+    VIEW    see it, its jobs, their logs; of a service: see it, its replicas and its history
 
 The owner and administrators manage a cluster; members of its project manage it and the project's viewers view it; others have what
 was granted to them on this cluster. A token's role caps all of this: a viewer's token only ever views, and a gateway's only learns
@@ -85,6 +85,12 @@ def right_on(cluster: Owned, caller: Caller) -> Right | None:
     if caller.role == "viewer":
         found = min(found, Right.VIEW)
     return Right(found) if found else None
+
+
+def with_grant(grants: tuple[Grant, ...], user: str, right: Literal["view", "use"] | None) -> tuple[Grant, ...]:
+    """Let a person view or use it, or (None) no longer."""
+    others = tuple(grant for grant in grants if grant.user != user)
+    return others if right is None else (*others, Grant(user=user, right=right))
 
 
 def allows(cluster: Owned, caller: Caller, needed: Right) -> bool:

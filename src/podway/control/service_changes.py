@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from podway.control.access import with_grant
 from podway.control.service_records import Revision, ScalingMemory, Service
 from podway.errors import UserError
 from podway.hosts.manifest import FileTree
@@ -150,6 +151,11 @@ def retarget(service: Service) -> Service:
     scaling = service.spec.scaling
     target = min(max(service.memory.target, scaling.min_replicas), max(scaling.max_replicas, scaling.min_replicas))
     return msgspec.structs.replace(service, memory=ScalingMemory(target=target), failures=0, not_before=0.0)
+
+
+def set_grant(service: Service, user: str, right: Literal["view", "use"] | None) -> Service:
+    """Let a person view or use it, or (None) no longer."""
+    return msgspec.structs.replace(service, grants=with_grant(service.grants, user, right))
 
 
 def request_down(service: Service) -> Service:

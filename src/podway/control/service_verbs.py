@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -189,6 +190,12 @@ class ServiceControl:
         return self._change(
             self.find(name, live=True), "rolls back" if number is None else f"rolls to revision {number}", change
         )
+
+    def share(self, name: str, user: str, right: Literal["view", "use"] | None) -> Service:
+        """Let a person view or use a service, or (None) no longer; gateways learn of it with the routes."""
+        text = f"is no longer shared with {user}" if right is None else f"is shared with {user} ({right})"
+        service = self.find(name, live=True)
+        return self._change(service, text, lambda row: service_changes.set_grant(row, user, right))
 
     def down(self, name: str) -> Service:
         """End the service and delete all its replicas."""

@@ -10,12 +10,12 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from podway.control.access import with_grant
 from podway.control.records import (
     Billing,
     Cluster,
     ClusterState,
     Exit,
-    Grant,
     Job,
     JobAttempt,
     JobOutcome,
@@ -108,8 +108,7 @@ def close_attempt(attempts: tuple[ProvisionAttempt, ...], now: float) -> tuple[P
 
 def set_grant(cluster: Cluster, user: str, right: Literal["view", "use"] | None) -> Cluster:
     """Let a person view or use it, or (None) no longer."""
-    others = tuple(grant for grant in cluster.grants if grant.user != user)
-    return replace(cluster, grants=others if right is None else (*others, Grant(user=user, right=right)))
+    return replace(cluster, grants=with_grant(cluster.grants, user, right))
 
 
 # jobs

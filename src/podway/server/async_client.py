@@ -147,6 +147,7 @@ class AsyncClient:
     scale_service = _call(Client.scale_service)
     set_canary = _call(Client.set_canary)
     rollback_service = _call(Client.rollback_service)
+    share_service = _call(Client.share_service)
     end_service = _call(Client.end_service)
     service_events = _call(Client.service_events)
     service_load = _call(Client.service_load)

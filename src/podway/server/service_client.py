@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -73,6 +73,18 @@ class ServiceCalls:
         from podway.server.service_api import RollbackBody, ServiceView
 
         return self._connection.call("POST", f"{_at(name)}/rollback", ServiceView, RollbackBody(revision=revision))
+
+    def share_service(
+        self, name: str, user: str, right: Literal["view", "use"] | None = "use"
+    ) -> service_api.ServiceView:
+        """Let a person view or use a service (send it requests, with a key of theirs), or (None) no longer."""
+        from podway.server.api import GrantBody
+        from podway.server.service_api import ServiceView
+
+        path = f"{_at(name)}/grants/{quote(user)}"
+        if right is None:
+            return self._connection.call("DELETE", path, ServiceView)
+        return self._connection.call("PUT", path, ServiceView, GrantBody(right=right))
 
     def end_service(self, name: str) -> service_api.ServiceView:
         """End a service and delete its replicas; returns at once."""

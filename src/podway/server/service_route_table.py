@@ -3,6 +3,7 @@
 from podway.gateway.report import GatewayReport
 from podway.launch_options import LaunchRequest
 from podway.server import gateway_routes, service_api, service_routes
+from podway.server.api import GrantBody
 from podway.server.routing import Route
 
 _S = "/v1/services/{service}"
@@ -83,6 +84,25 @@ SERVICE_ROUTES: tuple[Route, ...] = (
         audited=True,
         summary="Roll a service back",
         body=service_api.RollbackBody,
+        reply=service_api.ServiceView,
+    ),
+    Route(
+        method="PUT",
+        path=f"{_S}/grants/{{user}}",
+        function=service_routes.share_service,
+        access="manage",
+        audited=True,
+        summary="Share a service",
+        body=GrantBody,
+        reply=service_api.ServiceView,
+    ),
+    Route(
+        method="DELETE",
+        path=f"{_S}/grants/{{user}}",
+        function=service_routes.unshare_service,
+        access="manage",
+        audited=True,
+        summary="Share a service no longer",
         reply=service_api.ServiceView,
     ),
     Route(

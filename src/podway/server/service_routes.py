@@ -48,6 +48,18 @@ def rollback(call: ApiCall) -> api.ServiceView:
     return service_view(call.services.store, done)
 
 
+def share_service(call: ApiCall) -> api.ServiceView:
+    """Let a person view or use a service."""
+    done = call.services.service_verbs.share(call.path["service"], call.path["user"], call.body.right)
+    return service_view(call.services.store, done)
+
+
+def unshare_service(call: ApiCall) -> api.ServiceView:
+    """Take back what was granted to a person."""
+    done = call.services.service_verbs.share(call.path["service"], call.path["user"], None)
+    return service_view(call.services.store, done)
+
+
 def end_service(call: ApiCall) -> api.ServiceView:
     """End a service and delete all its replicas."""
     return service_view(call.services.store, call.services.service_verbs.down(call.path["service"]))
