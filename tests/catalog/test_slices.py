@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.catalog.generations import GENERATIONS, GIB
-from podway.catalog.names import ALIASES
+from podway.catalog.names import ALIASES, looks_like_tpu
 from podway.catalog.slices import Slice, all_slices, find_slice, is_tpu_name, slices_of
 from podway.errors import UserError
 
@@ -73,12 +73,32 @@ def test_row_is_found_by_its_names(row: Slice) -> None:
         ("tpu-v6e-8:1", "v6e-8", "2x4", 1),
         ("tpu-v6e-slice:8", "v6e-8", "2x4", 1),
         ("tpu-v5p-slice:4", "v5p-8", "2x2x1", 1),
+        ("tpu-v5-lite-device:4", "v5litepod-4", "2x2", 1),
+        ("tpu-v5-lite-podslice:8", "v5litepod-8", "2x4", 1),
+        ("tpu-v4-podslice:4", "v4-8", "2x2x1", 1),
+        ("tpu-v3-device:4", "v3-8", "2x2", 1),
+        ("tpu7x:4", "tpu7x-8", "2x2x1", 1),
     ],
 )
 def test_names_people_use(name: str, accelerator_type: str, topology: str, hosts: int) -> None:
     row = find_slice(name)
     assert (row.accelerator_type, row.topology_text, row.hosts) == (accelerator_type, topology, hosts)
     assert is_tpu_name(name)
+
+
+def test_the_number_after_a_gke_label_counts_the_chips_of_one_host() -> None:
+    row = find_slice("tpu-v5-lite-podslice:4", topology="4x4")
+    assert (row.accelerator_type, row.hosts, row.chips_per_host) == ("v5litepod-16", 4, 4)
+    with pytest.raises(UserError, match=r"v5litepod-8 \(2x4\) have 8 chips each, not 4"):
+        find_slice("tpu-v5-lite-podslice:4", topology="2x4")
+
+
+@pytest.mark.parametrize(
+    ("name", "like"),
+    [("v6ee-8", True), ("trilium-8", True), ("tpu9", True), ("A100:8", False), ("V100", False), ("T4", False)],
+)
+def test_a_misspelt_tpu_is_not_taken_for_a_gpu(name: str, like: bool) -> None:
+    assert looks_like_tpu(name) is like
 
 
 def test_a_size_with_two_host_layouts_is_one_host_unless_a_machine_is_named() -> None:
@@ -143,6 +163,9 @@ def test_wrap(name: str, wrap: tuple[bool, ...]) -> None:
         ("V100-8", "is not a TPU", "podway tpus"),
         ("L4", "is not a TPU", "podway tpus"),
         ("v6e-8:4", "asks for 4 slices", "num_nodes"),
+        ("tpu-v5-lite-podslice:16", "No v5e host has 16 chips", "Write 1, 4, 8; a slice of several hosts"),
+        ("tpu-v5-lite-podslice:16", "counts those of one host", "such as v5litepod-16"),
+        ("tpu-v6e-slice:" + "9" * 9, "No v6e host has", "v6e-256"),
         ("v6e-" + "9" * 5000, "does not name a TPU", "v6e"),  # more digits than int() takes
         ("v6e-8:" + "9" * 5000, "does not name a TPU", "v6e"),
         ("v6e-4x" + "9" * 5000, "does not name a TPU", "v6e"),

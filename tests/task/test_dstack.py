@@ -483,6 +483,50 @@ def test_a_dialect_may_be_demanded() -> None:
         read_task_text("type: task", overrides=flags(), dialect="skypilot")
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("commands: [echo]\nresources: {gpu: v5litepod-4}", "task"),
+        ("commands: [echo]\nport: 8000", "service"),
+        ("ide: vscode\nname: dev", "dev-environment"),
+    ],
+)
+def test_a_file_without_its_type_is_known_by_its_keys(text: str, kind: str) -> None:
+    error = refused(text)
+    assert error.what == "f.yaml:1:1: this is a dstack file, and its `type` is missing"
+    assert error.hint == f"add `type: {kind}`"
+
+
+def test_a_file_with_keys_of_both_is_skypilots() -> None:
+    assert "commands: unknown key" in refused("run: echo\ncommands: [echo]").what
+
+
+def test_a_volume_of_skypilot_is_not_a_task() -> None:
+    error = refused("name: v\ntype: k8s-pvc\ninfra: k8s\nsize: 10Gi")
+    assert error.what == "f.yaml:2:7: type: a k8s-pvc volume of SkyPilot is not a task"
+    assert "`nonsense` is not a type of dstack file" in refused("type: nonsense").what
+
+
+def test_a_gpu_file_is_told_so_first() -> None:
+    error = refused("type: task\ncommands: [x]\nresources: {gpu: 24GB..}")
+    assert "resources.gpu: this is a GPU file: `24GB..` asks for GPUs by memory" in error.what
+    assert error.hint.startswith("--tpus v6e-8 runs it on a TPU")
+    assert "GPU file" not in refused("type: task\ncommands: [x]\nresources: {gpu: trilium-8}").what
+
+
+def test_files_above_the_file(tmp_path: Path) -> None:
+    base = tmp_path / "repo" / "jobs"
+    base.mkdir(parents=True)
+    (base.parent / "x").touch()
+    (tmp_path / "y").touch()
+    text = "type: task\ncommands: [x]\nfiles: [../x]"
+    (mount,) = read_task_text(text, base=base, overrides=flags()).file_mounts
+    assert (mount.target, mount.source) == ("~/x", LocalDir(path=str(base.parent / "x")))
+    with pytest.raises(UserError, match="above the home on a host") as caught:
+        read_task_text(text.replace("../x", "../../y"), base=base, overrides=flags())
+    assert caught.value.hint == "say where it goes: ../../y:y"
+
+
 def test_instance_types_with_gpus_are_refused_without_tpus() -> None:
     assert "--tpus v6e-8" in refused("type: task\ncommands: [x]\ninstance_types: [g5.xlarge]").hint
     chosen = read("type: task\ncommands: [x]\ninstance_types: [g5.xlarge]", tpus="v6e-8")

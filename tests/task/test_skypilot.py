@@ -557,3 +557,20 @@ def test_mounts_stay_where_they_belong(target: str, tmp_path: Path) -> None:
 def test_mounts_are_told_without_detours(target: str, settles: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     assert read(f"file_mounts: {{'{target}': {tmp_path / 'f'}}}\nrun: x").file_mounts[0].target == settles
+
+
+def test_a_label_of_gke_names_a_host() -> None:
+    task = read("resources: {accelerators: tpu-v5-lite-device:4, infra: k8s}\nrun: x")
+    assert only(task).type == "v5litepod-4"
+    assert task.notes == (
+        "resources.accelerators: read as v5litepod-4, whose nodes GKE labels tpu-v5-lite-podslice; "
+        "nodes labelled tpu-v5-lite-device are not used",
+    )
+    sliced = read("resources: {accelerators: tpu-v5-lite-podslice:4, accelerator_args: {topology: 4x4}}\nrun: x")
+    assert (only(sliced).type, only(sliced).topology, sliced.notes) == ("v5litepod-16", "4x4", ())
+
+
+def test_a_gpu_file_is_told_so_first() -> None:
+    error = refused("resources: {accelerators: A100:8}\nrun: x")
+    assert "resources.accelerators: this is a GPU file: 'A100:8' is not a TPU" in error.what
+    assert error.hint.startswith("--tpus v6e-8 runs it on a TPU")

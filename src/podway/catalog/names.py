@@ -24,12 +24,16 @@ ALIASES: dict[str, str] = {
     "ironwood": "tpu7x",
 }
 
-# GKE's node label of a generation; SkyPilot files for Kubernetes name a host by it and its chips: `tpu-v6e-slice:8`.
+# GKE's node labels of a generation; SkyPilot files for Kubernetes name a host by one and its chips: `tpu-v6e-slice:8`.
 GKE_LABELS: dict[str, str] = {
+    "tpu-v3-device": "v3",
+    "tpu-v3-slice": "v3",
     "tpu-v4-podslice": "v4",
+    "tpu-v5-lite-device": "v5e",
     "tpu-v5-lite-podslice": "v5e",
     "tpu-v5p-slice": "v5p",
     "tpu-v6e-slice": "v6e",
+    "tpu7x": "tpu7x",
 }
 
 # Nine digits are more than any slice needs, and keep int() cheap on hostile input.
@@ -43,8 +47,9 @@ class SliceName(msgspec.Struct, frozen=True, kw_only=True):
     """A name as written: the generation, and how many cores or chips, or which topology; neither for a bare `v6e`."""
 
     generation: str
-    count: int | None
-    topology: tuple[int, ...] | None
+    count: int | None = None
+    topology: tuple[int, ...] | None = None
+    host_chips: int | None = None  # a GKE label counts the chips of one host, not those of the slice
 
 
 def find_generation(text: str) -> str | None:
@@ -63,7 +68,15 @@ def is_tpu_name(text: str) -> bool:
     word = text.strip().lower()
     name = _NAME.fullmatch(word)
     known = name is not None and find_generation(name["generation"]) is not None
-    return known or word.startswith("tpu-") or find_generation(word) is not None
+    return known or word.startswith("tpu-") or find_generation(word.partition(":")[0]) is not None
+
+
+def looks_like_tpu(text: str) -> bool:
+    """Whether `text` may be a misspelt TPU (`v6ee-8`, `trilium-8`, `tpu9`) and not a GPU (`A100:8`)."""
+    word = text.strip().lower()
+    name = _NAME.fullmatch(word)
+    generation = name["generation"] if name else word
+    return bool(_near(generation)) or _LIKE_A_TPU.fullmatch(generation) is not None
 
 
 def parse_topology(text: str) -> tuple[int, ...]:
@@ -83,12 +96,10 @@ def parse_name(text: str) -> SliceName:
     if not word:
         raise UserError("No TPU is named.", "Name a slice such as v6e-8; `podway tpus` lists them.")
     if generation := find_generation(word):
-        return SliceName(generation=generation, count=None, topology=None)
+        return SliceName(generation=generation)
     label, _, chips = word.partition(":")
     if label in GKE_LABELS and re.fullmatch("[0-9]{1,9}", chips):
-        facts = GENERATIONS[GKE_LABELS[label]]
-        per_chip = facts.cores_per_chip if facts.names_count == "cores" else 1
-        return SliceName(generation=facts.name, count=int(chips) * per_chip, topology=None)
+        return SliceName(generation=GKE_LABELS[label], host_chips=int(chips))
     name = _NAME.fullmatch(word)
     if name is None:
         raise _unknown(text, word)
@@ -101,16 +112,14 @@ def parse_name(text: str) -> SliceName:
             f"Name the slice {word.partition(':')[0]} and ask for several with `num_nodes` (or `nodes`).",
         )
     if "x" in name["size"]:
-        return SliceName(generation=generation, count=None, topology=parse_topology(name["size"]))
-    return SliceName(generation=generation, count=int(name["size"]), topology=None)
+        return SliceName(generation=generation, topology=parse_topology(name["size"]))
+    return SliceName(generation=generation, count=int(name["size"]))
 
 
 def _unknown(text: str, generation: str) -> UserError:
     """The error for a name whose generation does not exist: the nearest one, or that it is no TPU at all."""
-    import difflib  # 2 ms that only an error should pay
-
     known = f"Generations: {', '.join(GENERATIONS)}"
-    near = difflib.get_close_matches(generation.removeprefix("tpu-"), ALIASES, n=2) if generation != "tpu" else []
+    near = _near(generation)
     if near:
         nearest = list(dict.fromkeys(ALIASES[alias] for alias in near))
         return UserError(
@@ -126,6 +135,13 @@ def _unknown(text: str, generation: str) -> UserError:
         f"{_shown(text)} is not a TPU, and Podway runs TPUs only.",
         "Name a slice such as v6e-8; `podway tpus` lists them with their memory, speed and price.",
     )
+
+
+def _near(generation: str) -> list[str]:
+    """The aliases that a word may be a misspelling of."""
+    import difflib  # 2 ms that only an error should pay
+
+    return difflib.get_close_matches(generation.removeprefix("tpu-"), ALIASES, n=2) if generation != "tpu" else []
 
 
 def _shown(text: str) -> str:

@@ -114,6 +114,8 @@ def find_slice(name: str, topology: str | None = None, machine_type: str | None 
                 f"The name {name.strip()} and topology {topology.strip()} disagree.",
                 "Give the topology once: in the name or beside it.",
             )
+    if wanted.host_chips is not None:
+        return _of_hosts(wanted, wanted.host_chips, shape)
     if wanted.count is None and shape is None:
         sizes = list(dict.fromkeys(row.accelerator_type for row in slices_of(wanted.generation)))
         raise UserError(
@@ -124,6 +126,30 @@ def find_slice(name: str, topology: str | None = None, machine_type: str | None 
     if machine_type is None:
         return min(rows, key=lambda row: row.hosts)
     return _on_machine(rows, machine_type)
+
+
+def _of_hosts(wanted: SliceName, chips: int, shape: tuple[int, ...] | None) -> Slice:
+    """The slice whose hosts have so many chips, as GKE counts them: one host, or as many as the topology takes."""
+    if shape is not None:
+        row = min(_rows_of_shape(wanted, shape), key=lambda row: row.hosts)
+        if row.chips_per_host != chips:
+            raise UserError(
+                f"The hosts of {row.accelerator_type} ({_text(shape)}) have {row.chips_per_host} chips each, not {chips}.",
+                f"The number after a GKE label counts the chips of one host: write {row.chips_per_host}, or name the slice "
+                f"{row.accelerator_type}.",
+            )
+        return row
+    alone = [row for row in slices_of(wanted.generation) if row.hosts == 1]
+    rows = [row for row in alone if row.chips == chips]
+    if not rows:
+        sizes = ", ".join(str(row.chips) for row in alone)
+        several = [row.accelerator_type for row in slices_of(wanted.generation) if row.chips == chips]
+        slice_name = several[0] if several else slices_of(wanted.generation)[-1].accelerator_type
+        raise UserError(
+            f"No {wanted.generation} host has {_chips(chips)}: the number after a GKE label counts those of one host.",
+            f"Write {sizes}; a slice of several hosts is named by its type, such as {slice_name}, or gets its topology.",
+        )
+    return rows[0]
 
 
 def _rows_of_count(wanted: SliceName) -> list[Slice]:

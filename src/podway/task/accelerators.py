@@ -4,9 +4,10 @@ import re
 
 import msgspec
 
+from podway.catalog.names import looks_like_tpu
 from podway.catalog.slices import find_slice, is_tpu_name
 from podway.errors import UserError
-from podway.task.fields import RUN_ON_TPU, Field, NotHere
+from podway.task.fields import RUN_ON_TPU, Field, GpuFile, NotHere
 from podway.task.task import Accelerator
 
 # Machine families of Google Cloud (Compute Engine docs, "Machine families"): those with CPUs only, and those with GPUs.
@@ -34,9 +35,11 @@ def accelerator(field: Field, name: str, options: SliceOptions = SliceOptions())
         found = find_slice(name, options.topology)
     except UserError as error:
         what = error.what.rstrip(".")
-        if not is_tpu_name(name):
-            raise NotHere(field, what, error.hint if name.lower().startswith("tpu") else RUN_ON_TPU) from None
-        raise field.error(what, error.hint) from None
+        if is_tpu_name(name):
+            raise field.error(what, error.hint) from None
+        if looks_like_tpu(name):
+            raise NotHere(field, what, error.hint) from None
+        raise GpuFile(field, what) from None
     if not options.tpu_vm and found.generation not in ("v2", "v3"):
         # Cloud TPU docs, "TPU architecture": the TPU Node architecture exists on v2 and v3 only.
         raise field.error(
@@ -61,5 +64,5 @@ def check_cpu_machine(field: Field, kind: str) -> None:
     if _CPU_MACHINE.fullmatch(kind):
         return
     if _GPU_MACHINE.fullmatch(kind):
-        raise NotHere(field, f"{kind} is a machine with GPUs, and Podway runs TPUs only", RUN_ON_TPU)
+        raise GpuFile(field, f"{kind} is a machine with GPUs, and Podway runs TPUs only")
     raise NotHere(field, f"{kind} is not a CPU machine of Google Cloud", RUN_ON_TPU)

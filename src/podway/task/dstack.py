@@ -91,7 +91,7 @@ def _kind(root: Field) -> str:
     if kind in OTHER_TYPES:
         raise field.error(f"a {kind} cannot be run: {OTHER_TYPES[kind][0]}", OTHER_TYPES[kind][1])
     if kind not in TABLES:
-        raise field.error(f"{field.found} is not a type of run", did_you_mean(kind, TABLES))
+        raise field.error(f"{field.found} is not a type of dstack file", did_you_mean(kind, TABLES))
     return kind
 
 

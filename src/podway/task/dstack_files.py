@@ -1,9 +1,10 @@
 """What a dstack run brings along: repos, files, volumes. Local paths are relative to the file that names them."""
 
+import posixpath
 import re
 
 from podway.task.fields import Field
-from podway.task.mounts import git, mount_target
+from podway.task.mounts import git, mount_target, settled
 from podway.task.paths import LocalMachine
 from podway.task.task import FileMount, Git, LocalDir, Volume
 
@@ -59,6 +60,9 @@ def read_files(field: Field, local: LocalMachine) -> list[FileMount]:
             text, colon, target = one.words().partition(":")
             if ":" in target or (colon and not target):
                 raise one.error(f"{one.found} is not local:remote", "write one colon between the two paths")
+            if not target and settled(text) is None:
+                name = posixpath.basename(text.rstrip("/"))
+                raise one.error(f"{one.found} lies above the home on a host", f"say where it goes: {text}:{name}")
             target = target or text
         source = LocalDir(path=local.existing(one, text))
         found.append(FileMount(target=mount_target(one, target), source=source))

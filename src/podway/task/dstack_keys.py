@@ -392,3 +392,16 @@ OTHER_TYPES = {
     "volume": ("Podway makes no volumes", "use a bucket in file_mounts, or name an existing disk in `volumes`"),
     "preset": ("Podway has no presets", "apply a file of type service"),
 }
+
+# Keys that only a dstack run has, and the type each gives away: what `read.py` knows a file without `type` by.
+TELLING_KEYS = {
+    "ide": "dev-environment",
+    "init": "dev-environment",
+    "inactivity_duration": "dev-environment",
+    "port": "service",
+    "model": "service",
+    "replicas": "service",
+    "probes": "service",
+    "commands": "task",
+    "nodes": "task",
+}

@@ -179,7 +179,7 @@ class FlagField(Field):
 
 
 # What to do with a file that was written for GPUs.
-RUN_ON_TPU = "run it on a TPU with --tpus v6e-8, or name a slice in the file; `podway tpus` lists them"
+RUN_ON_TPU = "--tpus v6e-8 runs it on a TPU; or name a slice in the file (`podway tpus` lists them)"
 
 
 class NotHere(UserError):
@@ -188,6 +188,14 @@ class NotHere(UserError):
     def __init__(self, field: Field, what: str, hint: str) -> None:
         error = field.error(what, hint)
         super().__init__(error.what, error.hint)
+        self.note = f"{field.path}: {what}"
+
+
+class GpuFile(NotHere):
+    """The file was written for GPUs: said first, since nothing in it is a mistake."""
+
+    def __init__(self, field: Field, what: str) -> None:
+        super().__init__(field, f"this is a GPU file: {what}", RUN_ON_TPU)
         self.note = f"{field.path}: {what}"
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+from podway.catalog.names import looks_like_tpu
 from podway.catalog.slices import Slice, all_slices, find_slice, is_tpu_name
 from podway.errors import UserError
-from podway.task.fields import RUN_ON_TPU, Field, NotHere
+from podway.task.fields import Field, GpuFile, NotHere
 from podway.task.values import Range, count_range, memory_range
 
 _VENDORS = {
@@ -83,7 +84,7 @@ def _from_text(field: Field) -> GpuSpec:
 def _from_mapping(field: Field) -> GpuSpec:
     vendor, name, capability = field.get("vendor"), field.get("name"), field.get("compute_capability")
     if capability:
-        raise NotHere(capability, "compute_capability is a property of NVIDIA GPUs", RUN_ON_TPU)
+        raise GpuFile(capability, "compute_capability is a property of NVIDIA GPUs")
     if vendor and vendor.text().lower() not in _VENDORS:
         raise vendor.error(f"{vendor.found} is not a vendor", "write google or tpu")
     memory, total, count = field.get("memory"), field.get("total_memory"), field.get("count")
@@ -106,10 +107,10 @@ def _asks_for_none(spec: GpuSpec) -> bool:
 
 def _matching(field: Field, spec: GpuSpec, refused: list[NotHere]) -> list[str]:
     if spec.vendor not in (None, "google"):
-        raise NotHere(field, f"{spec.vendor} makes no TPUs, and Podway runs TPUs only", RUN_ON_TPU)
+        raise GpuFile(field, f"{spec.vendor} makes no TPUs, and Podway runs TPUs only")
     if not (spec.vendor or spec.names):
         by = "by memory" if spec.memory else "by number"
-        raise NotHere(field, f"{field.found} asks for GPUs {by}, and Podway runs TPUs only", RUN_ON_TPU)
+        raise GpuFile(field, f"{field.found} asks for GPUs {by}, and Podway runs TPUs only")
     if spec.names:
         named = [(name, _named(field, name, refused)) for name in spec.names]
         if any(found for _, found in named):
@@ -142,7 +143,7 @@ def _named(field: Field, name: str, refused: list[NotHere]) -> Slice | None:
         what = error.what.rstrip(".")
         if is_tpu_name(name):
             raise field.error(what, error.hint) from None
-        refused.append(NotHere(field, what, RUN_ON_TPU))
+        refused.append(NotHere(field, what, error.hint) if looks_like_tpu(name) else GpuFile(field, what))
         return None
 
 

@@ -1,7 +1,8 @@
 """The way in: a task file, a text, or a command line, to a `Task`.
 
-Which dialect a file is written in follows from the file: a top-level `type:` means dstack, anything else SkyPilot. Both end
-in the same `Task`, and what the flags say (`Overrides`) is applied on the way.
+Which dialect a file is written in follows from the file: a top-level `type:` means dstack, anything else SkyPilot (a dstack
+file that lacks its `type` is told so, instead of which keys SkyPilot does not know). Both end in the same `Task`, and what
+the flags say (`Overrides`) is applied on the way.
 """
 
 from pathlib import Path
@@ -9,15 +10,20 @@ from typing import Literal
 
 from podway.errors import UserError
 from podway.task.dstack import read_dstack
+from podway.task.dstack_keys import TELLING_KEYS
 from podway.task.environment import Overrides
 from podway.task.fields import Field
 from podway.task.images import with_image_flags
 from podway.task.paths import absolute, read_file
 from podway.task.skypilot import read_skypilot
+from podway.task.skypilot_keys import TASK as SKYPILOT_TASK
+from podway.task.skypilot_keys import VOLUME_TYPES
 from podway.task.task import Task
 from podway.task.yamlfile import KeyValue, Mapping, Node, Scalar, parse
 
 Dialect = Literal["skypilot", "dstack"]
+
+_IN_BOTH = frozenset(("name", "resources", "volumes", "setup"))  # keys of SkyPilot's tasks that dstack's have too
 
 
 def read_task(path: Path | str, *, overrides: Overrides = Overrides(), dialect: Dialect | None = None) -> Task:
@@ -42,11 +48,33 @@ def read_task_text(
     """
     cwd = overrides.here
     root = Field(name, _one_task(parse(text, name), name))
-    if dialect == "dstack" or (dialect is None and root.get("type") is not None):
+    _refuse_volume(root)
+    if (dialect or _dialect(root)) == "dstack":
         if root.get("type") is None:
-            raise root.error("`type` is missing", "add `type: task`, `service` or `dev-environment`")
+            raise root.error("this is a dstack file, and its `type` is missing", f"add `type: {_likely_type(root)}`")
         return with_image_flags(read_dstack(root, overrides, base or cwd, cwd), overrides)
     return with_image_flags(read_skypilot(root, overrides, (cwd, base) if base else (cwd,)), overrides)
+
+
+def _dialect(root: Field) -> Dialect:
+    """By `type`; without it, by keys that only one of the two has."""
+    if root.get("type") is not None:
+        return "dstack"
+    keys = set(root.entries())
+    return "dstack" if keys & set(TELLING_KEYS) and not keys & set(SKYPILOT_TASK.keys) - _IN_BOTH else "skypilot"
+
+
+def _likely_type(root: Field) -> str:
+    return next((kind for key, kind in TELLING_KEYS.items() if root.get(key)), "task")
+
+
+def _refuse_volume(root: Field) -> None:
+    kind = root.get("type")
+    if kind is not None and not (kind.is_mapping or kind.is_list) and kind.text() in VOLUME_TYPES:
+        raise kind.error(
+            f"a {kind.text()} volume of SkyPilot is not a task",
+            "Podway makes no volumes: name an existing one in the `volumes` of a task",
+        )
 
 
 def task_from_command(command: str, overrides: Overrides = Overrides()) -> Task:

@@ -7,6 +7,9 @@ effect; a key with `refuse` would mean something else, or nothing, if it were ig
 from podway.task.shapes import Anything, Either, Flag, Key, ListOf, MapOf, Number, Shape, Table, Text, Whole
 from podway.task.values import ENV_NAME, SKY_SIZE, SKY_TIME
 
+# `type:` of SkyPilot's volume files, which are not tasks.
+VOLUME_TYPES = ("k8s-pvc", "k8s-hostpath", "runpod-network-volume")
+
 _INTERNAL = "SkyPilot writes it for itself"
 _SIZE = Text(pattern=SKY_SIZE, form="a size in GB, or with a unit")
 _STRATEGIES = ("EAGER_NEXT_REGION", "FAILOVER", "none")

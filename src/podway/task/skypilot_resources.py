@@ -10,6 +10,7 @@ runs with `--tpus v6e-8`.
 
 import itertools
 
+from podway.catalog.names import GKE_LABELS
 from podway.catalog.slices import find_slice
 from podway.errors import UserError
 from podway.task import places
@@ -98,6 +99,7 @@ def _counted(name: str, count: Field) -> str:
 
 def _resources(layer: Layers, at: Field, name: str | None, overrides: Overrides, notes: list[str]) -> list[Resources]:
     slice_wanted = None if name is None else accelerator(at, name, _slice_options(layer, name, overrides, notes))
+    _note_label(at, name, slice_wanted, notes)
     where = _placement(layer, overrides)
     spot = overrides.use_spot if overrides.use_spot is not None else _flag(layer, "use_spot", False)
     _check_tier(layer, slice_wanted, spot)
@@ -118,6 +120,19 @@ def _resources(layer: Layers, at: Field, name: str | None, overrides: Overrides,
         )
         for placement, image in _images(layer, where)
     ]
+
+
+def _note_label(at: Field, name: str | None, wanted: Accelerator | None, notes: list[str]) -> None:
+    """GKE has two labels for some machines, and the nodes of a slice carry the one of the catalog."""
+    label = (name or "").partition(":")[0].strip().lower()
+    if wanted is None or label not in GKE_LABELS:
+        return
+    used = find_slice(wanted.type, wanted.topology).gke_accelerator
+    if used != label:
+        _note(
+            notes,
+            f"{at.path}: read as {wanted.type}, whose nodes GKE labels {used}; nodes labelled {label} are not used",
+        )
 
 
 def _slice_options(layer: Layers, name: str, overrides: Overrides, notes: list[str]) -> SliceOptions:
