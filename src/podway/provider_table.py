@@ -36,7 +36,7 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     # What follows the name in `--infra NAME/…`: a Google Cloud region and zone, a region and zone, or one word of its own
     # (the pool, the context).
     place: Literal["google-zone", "zone", "word"] = "zone"
-    # Which of image, python, disk, ports, volumes, buckets, replicas, dev, forwarding, priority it does for real; own-identity: its
+    # Which of image, python, disk, ports, volumes, buckets, replicas, dev, forwarding it does for real; own-identity: its
     # hosts reach buckets as themselves; hosts-of-image: its hosts are containers of the image already.
     capabilities: frozenset[str] = frozenset()
     variables: tuple[

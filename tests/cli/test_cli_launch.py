@@ -150,6 +150,16 @@ def test_an_existing_cluster_is_used_and_the_queue_told(run: Run, stub: Stub) ->
     )
 
 
+def test_the_jobs_ahead_are_counted_by_priority(run: Run, stub: Stub) -> None:
+    stub.add(records.cluster())
+    running = records.job(1, state="RUNNING", ended=None)
+    waiting = [records.job(n, state="PENDING", priority=p) for n, p in ((2, 0), (3, 9), (4, 5), (5, 9))]
+    stub.jobs["demo"] = [running, *waiting]
+    stub.launch_job = 4
+    stub.frames = GOOD[5:]
+    assert "Waiting for 3 jobs ahead of this one." in run("launch", "-c", "demo", "true").out
+
+
 def test_a_job_beside_the_queue_waits_for_nobody(run: Run, stub: Stub) -> None:
     stub.add(records.cluster())
     stub.jobs["demo"] = [

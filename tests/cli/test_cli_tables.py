@@ -74,6 +74,14 @@ def test_queue_table() -> None:
     ]
 
 
+def test_queue_shows_priorities_where_there_are_any() -> None:
+    jobs = [records.job(1, state="PENDING", started=None, ended=None, priority=7), records.job(2)]
+    head, second, first = queue.page(jobs, NOW).splitlines()
+    assert head.split() == [*queue.HEADERS[:-2], "PRIORITY", *queue.HEADERS[-2:]]
+    assert second.split()[-3:] == ["0", "1x[tpu-v6e-16]", "SUCCEEDED"]
+    assert first.split()[-3:] == ["7", "1x[tpu-v6e-16]", "PENDING"]
+
+
 def test_queue_of_every_cluster_or_some(run: Run, stub: Stub) -> None:
     assert run("queue").out == "No existing clusters.\n"
     stub.add(records.cluster("a"), records.cluster("b"))

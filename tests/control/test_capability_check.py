@@ -23,7 +23,6 @@ NOTHING: frozenset[str] = frozenset()
 NOTED = {
     "python": Task(python="3.12"),
     "disk": Task(resources=(Resources(disk_gb=300),)),
-    "priority": Task(priority=5),
     "dev": Task(kind="dev-environment", dev=DevEnvironment(ide="vscode", inactivity_s=60)),
     "forwarding": Task(ports=("8080:80",)),
     "ports": Task(resources=(Resources(ports=("80",)),)),
@@ -34,6 +33,19 @@ NOTED = {
 def test_noted_unless_honoured(what: str) -> None:
     assert len(remarks(NOTED[what], NOTHING, simulated=False).notes) == 1
     assert remarks(NOTED[what], frozenset({what}), simulated=False).notes == ()
+
+
+def test_a_priority_is_noted_only_where_nothing_waits_in_a_queue() -> None:
+    chips = (Resources(accelerator=Accelerator(type="v6e-8")),)
+
+    def notes(setup: bool = True, **said) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
+        return remarks(Task(priority=5, **said), NOTHING, simulated=False, setup=setup).notes
+
+    assert notes(resources=chips) == ()
+    assert notes() == ("priority has no effect: the task bypasses the queue of its cluster",)
+    service = ServiceSpec(port=80)
+    assert "each replica has a cluster of its own" in notes(resources=chips, service=service)[0]
+    assert not any("priority" in note for note in notes(setup=False, resources=chips, service=service))
 
 
 def test_recovery_is_for_jobs_that_bring_their_setup() -> None:

@@ -138,11 +138,21 @@ def test_every_state_has_an_answer(goal, state, condition, states, now) -> None:
 class TestQueue:
     seen = Observation(condition="ready", hosts=hosts())
 
-    def begun(self, *jobs) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
-        return decide(cluster(**UP), list(jobs), self.seen, 1001.0).jobs
+    def begun(self, *jobs, driven=()) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+        return decide(cluster(**UP), list(jobs), self.seen, 1001.0, driven).jobs
 
     def test_first_come_first_served(self) -> None:
         assert self.begun(job(3), job(4)) == (3,)
+
+    def test_higher_priority_goes_first_among_those_waiting(self) -> None:
+        jobs = [job(3), job(4, task=Task(priority=5)), job(5, task=Task(priority=5)), job(6, task=Task(priority=-1))]
+        assert self.begun(*jobs) == (4,)
+        assert self.begun(jobs[0], jobs[3]) == (3,)
+        assert self.begun(job(2, state=JobState.RUNNING), *jobs) == (2,), "what runs is not put aside"
+        assert self.begun(job(2, state=JobState.RECOVERING), *jobs) == (2,)
+
+    def test_a_job_that_is_driven_is_not_overtaken_before_its_row_says_so(self) -> None:
+        assert self.begun(job(3), job(4, task=Task(priority=5)), driven={3}) == (3,)
 
     def test_one_job_owns_the_chips(self) -> None:
         assert self.begun(job(3, state=JobState.RUNNING), job(4)) == (3,)
@@ -156,18 +166,32 @@ class TestQueue:
     def test_commands_beside_the_queue_run_at_once(self) -> None:
         assert self.begun(job(3, state=JobState.RUNNING), job(4), job(5, exclusive=False)) == (3, 5)
 
-    @given(st.lists(st.tuples(st.sampled_from([s for s in JobState if s not in ENDED]), st.booleans(), st.booleans())))
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from([s for s in JobState if s not in ENDED]),
+                st.booleans(),
+                st.booleans(),
+                st.integers(-2, 2),
+            )
+        )
+    )
     def test_never_two_owners(self, rows) -> None:  # type: ignore[no-untyped-def]
         active = False
         jobs = []
-        for number, (state, exclusive, cancel) in enumerate(rows, 1):
+        for number, (state, exclusive, cancel, priority) in enumerate(rows, 1):
             if exclusive and state is not JobState.PENDING:
                 state = state if not active else JobState.PENDING
                 active = True
-            jobs.append(job(number, state=state, exclusive=exclusive, cancel=cancel))
+            task = Task(priority=priority)
+            jobs.append(job(number, state=state, exclusive=exclusive, cancel=cancel, task=task))
         begun = set(self.begun(*jobs))
         owners = [j for j in jobs if j.number in begun and j.exclusive and not j.cancel]
         assert len(owners) <= 1 or all(j.state is not JobState.PENDING for j in owners[1:])
+        waiting = [j for j in jobs if j.exclusive]
+        if waiting and all(j.state is JobState.PENDING for j in waiting):
+            best = max(j.task.priority for j in waiting)
+            assert min(j.number for j in waiting if j.task.priority == best) in begun
 
 
 class TestAutostop:

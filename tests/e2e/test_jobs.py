@@ -83,6 +83,18 @@ def test_queue_is_first_come_first_served_and_one_at_a_time(pod: Podway) -> None
     pod.down("c")
 
 
+def test_the_waiting_job_of_the_highest_priority_is_next(pod: Podway) -> None:
+    pod.start()
+    pod.client.launch(task("until [ -e ~/go ]; do sleep 0.1; done"), cluster="c")
+    for word, priority in (("low", -5), ("plain", 0), ("high", 5)):
+        pod.client.exec("c", task(f"echo {word} >> ~/order", priority=priority))
+    assert [job.priority for job in pod.client.jobs("c")] == [0, -5, 0, 5]
+    pod.client.run("c", "touch ~/go")
+    assert pod.finished("c", 2) == "SUCCEEDED"
+    assert (pod.home / "local" / "c" / "host-0" / "order").read_text().split() == ["high", "plain", "low"]
+    pod.down("c")
+
+
 def test_a_waiting_job_can_be_cancelled(pod: Podway) -> None:
     pod.start()
     pod.client.launch(task("sleep 1000", stop_duration_s=1), cluster="c")

@@ -20,12 +20,12 @@ from podway.cli.screen import LAST, MORE, Screen
 from podway.cli.sizing import warn_misfit
 from podway.cli.tables import table
 from podway.cli.watching import ProgressPrinter, follow, show_end
-from podway.control.records import ENDED
+from podway.control.records import ENDED, JobState
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.provider_table import find_row
 from podway.quantities import format_count
-from podway.server.api import Frame, LaunchReply, OfferView, PreviewReply
+from podway.server.api import Frame, JobView, LaunchReply, OfferView, PreviewReply
 from podway.server.client import Client
 from podway.server.uploading import upload
 from podway.task.task import Task
@@ -257,9 +257,19 @@ def _offer_ssh(client: Client, screen: Screen, name: str, *, ask: bool) -> str:
 
 def _show_queue(client: Client, screen: Screen, cluster: str, job: int) -> None:
     queue = [one for one in client.jobs(cluster, limit=100) if one.exclusive]
-    waiting = [one for one in queue if one.number < job and one.state not in ENDED]
-    if waiting and any(one.number == job for one in queue):  # a job that bypasses the queue waits for no other
-        screen.line(f"{MORE} Waiting for {format_count(len(waiting), 'job')} ahead of this one.")
+    own = next((one for one in queue if one.number == job), None)
+    if own is None:
+        return  # a job that bypasses the queue waits for no other
+    ahead = [one for one in queue if one.state not in ENDED and _is_ahead(one, own)]
+    if ahead:
+        screen.line(f"{MORE} Waiting for {format_count(len(ahead), 'job')} ahead of this one.")
+
+
+def _is_ahead(other: JobView, own: JobView) -> bool:
+    """As the server decides: what has begun keeps the chips, then the oldest of the highest priority."""
+    if other.state != JobState.PENDING:
+        return other.number != own.number
+    return (-other.priority, other.number) < (-own.priority, own.number)
 
 
 def useful_commands(cluster: str, job: int | None, shell: str | None) -> str:

@@ -44,9 +44,10 @@ def command(names: tuple[str, ...], skip_finished: bool, output: str) -> None:
 
 
 def page(jobs: list[JobView], now: float) -> str:
-    """The table, latest job first, as users expect of a queue's history."""
+    """The table, latest job first, as users expect of a queue's history; priorities where a job has one."""
     if not jobs:
         return "No jobs."
+    ranked = any(job.priority for job in jobs)
     rows = [
         (
             job.number,
@@ -55,9 +56,11 @@ def page(jobs: list[JobView], now: float) -> str:
             format_ago(job.submitted, now),
             format_ago(job.started, now),
             format_duration((job.ended or now) - job.started) if job.started else None,
+            *([job.priority] if ranked else []),
             job.resources if job.exclusive else "bypasses the queue",
             job.state if job.attempt == 1 else f"{job.state} (attempt {job.attempt})",
         )
         for job in reversed(jobs)
     ]
-    return table(HEADERS, rows, drop=("USER", "RESOURCES", "STARTED", "SUBMITTED", "NAME"))
+    headers = [*HEADERS[:-2], *(["PRIORITY"] if ranked else []), *HEADERS[-2:]]
+    return table(headers, rows, drop=("USER", "RESOURCES", "STARTED", "SUBMITTED", "NAME"))

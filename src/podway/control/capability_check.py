@@ -12,7 +12,7 @@ from podway.hosts.manifest import FileTree
 from podway.launch import runs_image_command
 from podway.provider_table import ProviderRow, provider_rows, row_of, why_no_image
 from podway.task.mounts import settled
-from podway.task.task import Bucket, DevEnvironment, ServiceSpec, Task, container_image
+from podway.task.task import Bucket, DevEnvironment, ServiceSpec, Task, container_image, takes_chips
 
 
 class Remarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,8 +193,10 @@ def _notes(task: Task, capabilities: frozenset[str], simulated: bool, setup: boo
         notes.append(f"python {task.python} is not installed here: the task runs with the hosts' own python3")
     if any(resources.disk_gb for resources in task.resources) and "disk" not in capabilities:
         notes.append("disk_size has no effect here: the hosts have the disks they have")
-    if task.priority and "priority" not in capabilities:
-        notes.append("priority has no effect: the queue of a cluster is first come, first served")
+    if task.priority and task.service is not None and setup:
+        notes.append("priority has no effect on a service: each replica has a cluster of its own")
+    elif task.priority and not takes_chips(task):
+        notes.append("priority has no effect: the task bypasses the queue of its cluster")
     if task.recovery is not None and not setup:
         notes.append(
             "recovery has no effect on a job without setup (exec, --no-setup): new hosts would lack what the launch set up"

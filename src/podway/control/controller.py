@@ -108,7 +108,7 @@ class Controller:
             if (billed := transitions.open_billing(cluster, seen.billed_since)) != cluster:
                 await self._save("", billed)
                 cluster = self.cluster
-            wait = await self._act(provider, decide(cluster, jobs, seen, time.time()), seen, jobs)
+            wait = await self._act(provider, decide(cluster, jobs, seen, time.time(), self.gangs), seen, jobs)
             wait = min(wait, self._heartbeat.beat(provider, self.cluster))
             await self._ssh_entries.publish(provider, self.cluster)
             wait = min(wait, await self._note_connections(provider, jobs))

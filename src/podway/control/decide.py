@@ -5,6 +5,7 @@ state of every rank. Neither touches the clock, the store or a host; the loops i
 answer and then look again.
 """
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -46,10 +47,14 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 1.0
 
 
-def decide(cluster: Cluster, jobs: list[Job], seen: Observation, now: float) -> Action:
-    """The next action for a cluster; `jobs` are those not yet ended, oldest first."""
+def decide(
+    cluster: Cluster, jobs: list[Job], seen: Observation, now: float, driven: Collection[int] = frozenset()
+) -> Action:
+    """The next action for a cluster; `jobs` are those not yet ended, oldest first. `driven` are the numbers of the jobs that are
+    being driven now, whatever their rows say yet.
+    """
     if cluster.goal == "up":
-        return _towards_up(cluster, jobs, seen, now)
+        return _towards_up(cluster, jobs, seen, now, driven)
     if jobs:
         why = "the cluster is being taken down" if cluster.goal == "gone" else "the cluster is being stopped"
         verb: Verb = "end-jobs" if seen.condition in _NOTHING_RUNS else "cancel-jobs"
@@ -64,7 +69,7 @@ def decide(cluster: Cluster, jobs: list[Job], seen: Observation, now: float) -> 
     return Action(verb="stop")
 
 
-def _towards_up(cluster: Cluster, jobs: list[Job], seen: Observation, now: float) -> Action:
+def _towards_up(cluster: Cluster, jobs: list[Job], seen: Observation, now: float, driven: Collection[int]) -> Action:
     if cluster.state is not ClusterState.UP:
         waiting = _while_waiting(cluster, jobs, now)
         if waiting is not None:
@@ -79,7 +84,7 @@ def _towards_up(cluster: Cluster, jobs: list[Job], seen: Observation, now: float
                 return Action(verb="mark", state=ClusterState.UP)
             if any(needs_new_hosts(job, cluster.search.generation) for job in jobs):
                 return lost(jobs, "a host was lost")
-            return _when_up(cluster, jobs, now)
+            return _when_up(cluster, jobs, now, driven)
         case "stopped" if cluster.state is ClusterState.UP and cluster.autostop is not None and not jobs:
             return Action(verb="autostop", reason="stopped by its head host, idle without a server")
         case "stopped":
@@ -123,11 +128,12 @@ def lost(jobs: list[Job], why: str) -> Action:
     return Action(verb="lose", reason=why)
 
 
-def _when_up(cluster: Cluster, jobs: list[Job], now: float) -> Action:
-    # The chips belong to one exclusive job at a time, first come first served. Jobs that bypass the queue run at once.
+def _when_up(cluster: Cluster, jobs: list[Job], now: float, driven: Collection[int]) -> Action:
+    # The chips belong to one exclusive job at a time: of those waiting, the oldest of the highest priority is next. One that has
+    # begun keeps them, also while its row does not say so yet. Jobs that bypass the queue run at once.
     queue = [job for job in jobs if job.exclusive]
-    active = [job for job in queue if job.state in ACTIVE]
-    head = (active or queue)[:1]
+    active = [job for job in queue if job.state in ACTIVE or job.number in driven]
+    head = active[:1] or sorted(queue, key=lambda job: (-job.task.priority, job.number))[:1]
     wanted_gone = [job for job in queue if job.cancel]
     begin = {job.number for job in [*head, *wanted_gone, *(job for job in jobs if not job.exclusive)]}
     if begin:

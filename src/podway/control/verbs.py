@@ -32,7 +32,7 @@ from podway.launch_options import LaunchRequest
 from podway.order import Order
 from podway.provider_table import row_of, simulated_names
 from podway.providers import HostsHere, Offer, Provider, Request, refuse_stop
-from podway.task.task import Autostop, Task, without_secrets
+from podway.task.task import Autostop, Task, takes_chips, without_secrets
 
 JOB_NUMBER = re.compile(r"[0-9]{1,9}")  # more does not fit the column
 NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$")
@@ -411,8 +411,7 @@ class Control:
             files=files,
             sealed_secrets=self.vault.seal(task.secrets),
             run_setup=setup,
-            # What prepares a dev environment does not wait for the jobs that run in it.
-            exclusive=task.dev is None and any(resources.accelerator is not None for resources in task.resources),
+            exclusive=takes_chips(task),
             gang=gang,
             submitted=now,
         )

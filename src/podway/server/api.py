@@ -160,6 +160,7 @@ class JobView(Reply, frozen=True):
     reason: str
     exits: list[ExitView]
     exclusive: bool
+    priority: int = 0  # of the jobs that wait, the highest is next
     ad_hoc: bool = False  # a command of `podway run`
     attempt: int = 1
     kind: str = "task"  # task, service or dev-environment

@@ -91,6 +91,7 @@ def job_view(cluster: Cluster, job: Job) -> JobView:
         reason=job.reason,
         exits=exits,
         exclusive=job.exclusive,
+        priority=job.task.priority,
         ad_hoc=not job.gang,
         attempt=job.attempt.number,
         kind=job.task.kind,

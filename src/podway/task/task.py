@@ -241,6 +241,13 @@ class Task(TaskPart, frozen=True):
     notes: tuple[str, ...] = ()  # fields understood but without effect here, each with the reason
 
 
+def takes_chips(task: Task) -> bool:
+    """Whether its jobs wait in their cluster's queue for the chips. What prepares a dev environment does not wait for the jobs
+    that run in it.
+    """
+    return task.dev is None and any(one.accelerator is not None for one in task.resources)
+
+
 def container_image(image: str | None) -> str | None:
     """The name of a container image, `docker:NAME` in a task; None for an image of a virtual machine."""
     return image.removeprefix(CONTAINER) if image and image.startswith(CONTAINER) else None
