@@ -2,7 +2,8 @@
 
 The table of routes is a file, or comes from the server (`server_link.py`). SIGTERM ends it gently: `/health` says so first,
 connections end after the request they are on, and streams that outlast the drain are cut. SIGHUP puts a new process in its place
-(`handover.py`); the old one ends with its last stream.
+(`handover.py`); the old one ends with its last stream. The gateway of this machine's own server also ends when nobody can need it
+any more (`lifetime.py`).
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from podway.errors import UserError
 from podway.gateway.connection import ClientConnection
 from podway.gateway.handover import BACKLOG, Inherited, listening_socket, start_successor
 from podway.gateway.ledger import UsageLedger
+from podway.gateway.lifetime import LOOK_S as LIFETIME_LOOK_S
+from podway.gateway.lifetime import UNUSED_S, Lifetime
 from podway.gateway.proxy import Gateway
 from podway.gateway.server_link import ControlServer, ServerLink
 from podway.gateway.state_dir import GatewayProcess, say_holder, take_lock, write_info
@@ -49,6 +53,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str | None = None
     drain_s: float = 30.0
     hedge_s: float | None = None
+    look_s: float = LIFETIME_LOOK_S  # how often a single gateway looks whether it is still needed
+    unused_s: float = UNUSED_S  # how long it stays without a service while the server is away
 
 
 class RunningGateway:
@@ -126,8 +132,8 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
 @contextlib.asynccontextmanager
 async def _routed(
     settings: GatewaySettings, server: ControlServer | None, gateway: Gateway, url: str
-) -> AsyncIterator[None]:
-    """The gateway has routes, and gets the new ones."""
+) -> AsyncIterator[ServerLink | None]:
+    """The gateway has routes, and gets the new ones; from the link to the server, where there is one."""
     if settings.routes is not None:
         gateway.update(read_table(settings.routes))
         work, link = [follow_table(settings.routes, gateway)], None
@@ -139,7 +145,7 @@ async def _routed(
         work = [link.follow_routes(), link.keep_reporting()]
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
-        yield
+        yield link
     finally:
         for task in tasks:
             task.cancel()
@@ -179,7 +185,7 @@ async def _run(
     if inherited.listener is None or not inherited.from_systemd:
         host = settings.host
     url = settings.url or f"{'https' if tls else 'http'}://{host}:{port}"
-    async with _routed(settings, server, gateway, url):
+    async with _routed(settings, server, gateway, url) as link:
         await running.listen(listener.dup(), tls)
         if settings.single and settings.state is not None:
             write_info(settings.state, GatewayProcess(pid=os.getpid(), url=url, port=port))
@@ -187,9 +193,39 @@ async def _run(
                 say_holder(lock)
         print(f"podway gateway: listening on {host}:{port}", flush=True)
         inherited.tell_ready()
-        replaced = await _until_told(stop, replace, listener, lock)
+        async with _ending_itself(settings, gateway, link, lock, stop):
+            replaced = await _until_told(stop, replace, listener, lock)
         listener.close()
         await running.stop(LONGEST_DRAIN_S if replaced else settings.drain_s)
+
+
+@contextlib.asynccontextmanager
+async def _ending_itself(
+    settings: GatewaySettings, gateway: Gateway, link: ServerLink | None, lock: int | None, stop: asyncio.Event
+) -> AsyncIterator[None]:
+    """Meanwhile a gateway that is the only one of its directory stops when nobody can need it any more."""
+    if lock is None or settings.state is None:
+        yield
+        return
+    lifetime = Lifetime(
+        folder=settings.state,
+        lock=lock,
+        services=lambda: len(gateway.routes.table.services),
+        away_since=lambda: link.away_since if link is not None else None,
+        unused_s=settings.unused_s,
+    )
+
+    async def watch() -> None:
+        while (reason := lifetime.end_reason(time.monotonic())) is None:
+            await asyncio.sleep(settings.look_s)
+        log.warning("%s: ending", reason)
+        stop.set()
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
 
 
 async def _until_told(stop: asyncio.Event, replace: asyncio.Event, listener: socket.socket, lock: int | None) -> bool:

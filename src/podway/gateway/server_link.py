@@ -48,7 +48,7 @@ class ServerLink:
         self._gateway = gateway
         self._folder = folder
         self._kept = folder / "routes.json"
-        self._away = False
+        self.away_since: float | None = None  # by time.monotonic; None: the server answered last time
         self._disk_full = False
 
     def use_kept(self) -> bool:
@@ -85,8 +85,8 @@ class ServerLink:
         except (UserError, OSError, msgspec.DecodeError) as error:
             self._told_away(error)
             return None
-        if self._away:
-            self._away = False
+        if self.away_since is not None:
+            self.away_since = None
             log.warning("the server is back")
         if table != self._gateway.routes.table:
             self._gateway.update(table)
@@ -94,8 +94,8 @@ class ServerLink:
         return table.version
 
     def _told_away(self, error: Exception) -> None:
-        if not self._away:
-            self._away = True
+        if self.away_since is None:
+            self.away_since = time.monotonic()
             what = error.what if isinstance(error, UserError) else str(error)
             log.warning("routes cannot be learned: %s; the last ones stay in use", what)
 
@@ -120,7 +120,7 @@ class ServerLink:
         while True:
             await asyncio.sleep(REPORT_S)
             await self.report()
-            if not self._away:
+            if self.away_since is None:
                 old = [ledger for ledger in old if not await self._hand_in(ledger)]
 
     async def report(self) -> bool:

@@ -35,6 +35,17 @@ def take_lock(folder: Path) -> int:
     return descriptor
 
 
+def lock_is_ours(folder: Path, lock: int) -> bool:
+    """Whether the lock of the directory is still this one; False once it was deleted, with its directory or alone."""
+    try:
+        there = (folder / _LOCK).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # a disk that does not answer says nothing
+    return os.path.samestat(there, os.fstat(lock))
+
+
 def say_holder(lock: int) -> None:
     """Write into the lock which process has it: what the one before said of itself counts no more."""
     os.pwrite(lock, b"%-20d" % os.getpid(), 0)
