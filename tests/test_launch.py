@@ -9,7 +9,7 @@ import msgspec
 
 from podway.launch import Launch, runs_image_command
 from podway.order import Host, Order
-from podway.task.task import FileMount, Git, Resources, Task, Url
+from podway.task.task import FileMount, Git, Resources, Task, Url, Volume
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
 
@@ -162,6 +162,49 @@ def test_an_image_is_pulled_in_setup_and_shows_the_tasks_directories() -> None:
     assert told.mounts == (("~/sky_workdir", "~/sky_workdir", False), ("/data", "/data", False))
     assert launch(task=in_image("docker:i")).script("setup") == ":"
     assert launch(task=in_image(None)).script("setup") == ""
+
+
+def test_directories_of_the_host_are_bound_into_an_image() -> None:
+    volumes = (
+        Volume(path="/data", instance_path="/mnt/data"),
+        Volume(path="/ro", instance_path="/mnt/ro", read_only=True),
+    )
+    task = in_image("docker:i", volumes=(*volumes, Volume(path="/disk", name="left-out", optional=True)))
+    told = launch(task=task).container
+    assert told is not None and told.volumes == (("/mnt/data", "/data", False), ("/mnt/ro", "/ro", True))
+    assert "podway_link" not in launch(task=task).script("run")
+    order = msgspec.structs.replace(launch().order, provider="local")
+    simulated = launch(task=task, order=order, simulated=True).container
+    assert simulated is not None and simulated.volumes[0] == ("~/.podway/disk/mnt/data", "/data", False)
+
+
+def test_directories_of_the_host_are_linked_without_an_image(tmp_path: Path) -> None:
+    source, seen = tmp_path / "it's a disk" / "x", tmp_path / "new" / "data"
+    no_sudo = tmp_path / "bin"
+    no_sudo.mkdir()
+    (no_sudo / "sudo").write_text("#!/bin/sh\nexit 1\n")
+    (no_sudo / "sudo").chmod(0o755)
+
+    def said(path: Path, run: str) -> tuple[int, str]:
+        task = Task(run=run, volumes=(Volume(path=str(path), instance_path=str(source)),))
+        script = launch(task=task).script("run")
+        env = {"PATH": f"{no_sudo}:/usr/bin:/bin", "HOME": str(tmp_path)}
+        done = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
+    assert said(seen, f"echo kept > {seen}/file") == (0, "")
+    assert (source / "file").read_text() == "kept\n"
+    assert said(seen, f"cat {seen}/file") == (0, "kept\n"), "right when it is done twice"
+    assert said(source, "echo same") == (0, "same\n")
+    (tmp_path / "own").mkdir()
+    code, text = said(tmp_path / "own", "echo not reached")
+    assert (
+        code == 1
+        and text.startswith(f"podway: volumes: {tmp_path}/own is on this host already")
+        and text.count("\n") == 1
+    )
+    code, text = said(tmp_path / "bin" / "sudo" / "below", "echo not reached")
+    assert code == 1 and "cannot be made on this host" in text and text.count("\n") == 1
 
 
 def test_a_dstack_run_starts_where_its_image_says() -> None:

@@ -18,11 +18,12 @@ from podway.catalog.slices import find_slice
 from podway.order import Host, Order
 from podway.provider_table import row_of
 from podway.task.mounts import WORKDIR_NAME
-from podway.task.task import Git, Task, Url, container_image
+from podway.task.task import Git, Task, Url, Volume, container_image
 
 COORDINATOR_PORT = 8476  # the port JAX itself uses for its coordinator on Cloud TPU
 MEGASCALE_PORT = 8080  # libtpu's default for multislice
 WORKDIR = f"~/{WORKDIR_NAME}"
+_SIMULATED_DISK = "~/.podway/disk"
 
 
 class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +31,10 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     image: str
     user: str | None = None
-    mounts: tuple[tuple[str, str, bool], ...] = ()  # (on the host, in the container, read-only)
+    mounts: tuple[tuple[str, str, bool], ...] = ()  # (on the host, in the container, read-only), where they are there
+    volumes: tuple[
+        tuple[str, str, bool], ...
+    ] = ()  # the same, made on the host if need be, and never given to another user
 
 
 def image_of(task: Task, order: Order) -> str | None:
@@ -78,7 +82,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     def script(self, phase: str) -> str:
         """The shell text of a phase; empty in the run phase of a task that runs its image's own command."""
         script = _setup_script(self.task, self.order) if phase == "setup" else self.task.run
-        return _python_prelude(self.task.python) + script if self.task.python and script.strip() else script
+        if not script.strip():
+            return script
+        return self._link_prelude() + (_python_prelude(self.task.python) if self.task.python else "") + script
 
     @property
     def container(self) -> ContainerSpec | None:
@@ -87,7 +93,29 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         if image is None:
             return None
         targets = [WORKDIR, *(mount.target for mount in self.task.file_mounts if mount.target.startswith(("/", "~")))]
-        return ContainerSpec(image=image, user=self.task.user, mounts=tuple((path, path, False) for path in targets))
+        return ContainerSpec(
+            image=image,
+            user=self.task.user,
+            mounts=tuple((path, path, False) for path in targets),
+            # What a simulated host has of its own is its home: its directories lie there.
+            volumes=tuple(
+                (f"{_SIMULATED_DISK}{source}" if self.simulated else source, volume.path, volume.read_only)
+                for source, volume in self._host_volumes()
+            ),
+        )
+
+    def _host_volumes(self) -> list[tuple[str, Volume]]:
+        """The task's directories of its hosts, where the provider shows them."""
+        shown = "instance-paths" in row_of(self.order.provider).capabilities
+        return [(one.instance_path, one) for one in self.task.volumes if shown and one.instance_path is not None]
+
+    def _link_prelude(self) -> str:
+        """Shell lines that link the task's directories of the host, where no image binds them."""
+        volumes = self._host_volumes()
+        if not volumes or self.simulated or self.container is not None:
+            return ""
+        links = [f"podway_link {shlex.quote(source)} {shlex.quote(volume.path)}" for source, volume in volumes]
+        return "\n".join([_LINK, *links, ""])
 
     @property
     def cwd(self) -> str:
@@ -241,6 +269,24 @@ def _python_prelude(version: str) -> str:
     """Shell lines that make `python` the interpreter asked for: the host's own environment if it is that, else one made by uv."""
     return _PYTHON.replace("@VERSION@", version)
 
+
+# The link is made once and found by every later script; what is there already is never replaced.
+_LINK = """podway_link() {
+  if [ ! -e "$1" ] && ! mkdir -p "$1" 2>/dev/null && ! sudo -n install -d -o "$(id -u)" "$1" 2>/dev/null; then
+    echo "podway: volumes: the directory $1 cannot be made on this host"
+    exit 1
+  fi
+  if [ "$(readlink -f "$2")" = "$(readlink -f "$1")" ]; then return 0; fi
+  if [ -e "$2" ] || [ -L "$2" ]; then
+    echo "podway: volumes: $2 is on this host already and is not $1: choose another path"
+    exit 1
+  fi
+  if ! { mkdir -p "$(dirname "$2")" && ln -sT "$1" "$2"; } 2>/dev/null &&
+    ! { sudo -n mkdir -p "$(dirname "$2")" && sudo -n ln -sT "$1" "$2"; } 2>/dev/null; then
+    echo "podway: volumes: $2 cannot be made on this host: it takes a login that may write there, or may sudo"
+    exit 1
+  fi
+}"""
 
 # In one function, so that nothing of it is left in the script but the environment it activates.
 _PYTHON = """podway_python() {

@@ -36,7 +36,7 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     # What follows the name in `--infra NAME/…`: a Google Cloud region and zone, a region and zone, or one word of its own
     # (the pool, the context).
     place: Literal["google-zone", "zone", "word"] = "zone"
-    # Which of image, python, disk, ports, volumes, buckets, replicas, dev, forwarding it does for real; own-identity: its
+    # Which of image, python, disk, ports, instance-paths, buckets, replicas, dev, forwarding it does for real; own-identity: its
     # hosts reach buckets as themselves; hosts-of-image: its hosts are containers of the image already.
     capabilities: frozenset[str] = frozenset()
     variables: tuple[
@@ -59,7 +59,9 @@ _ROWS = (
         diagnose="podway.providers.gcp.diagnose:diagnose",
         extra="gcp",
         place="google-zone",
-        capabilities=frozenset({"disk", "ports", "buckets", "own-identity", "dev", "forwarding", "image", "python"}),
+        capabilities=frozenset(
+            {"disk", "ports", "buckets", "instance-paths", "own-identity", "dev", "forwarding", "image", "python"}
+        ),
         variables=(
             "PODWAY_GCP_PROJECT",
             "PODWAY_GCP_ZONES",
@@ -91,7 +93,7 @@ _ROWS = (
         opens="podway.providers.local.provider:open_provider",
         simulated=True,
         on_server=True,
-        capabilities=frozenset({"dev", "forwarding", "image", "python"}),
+        capabilities=frozenset({"instance-paths", "dev", "forwarding", "image", "python"}),
         image_check="podway.providers.local.images:why_no_images",
     ),
     ProviderRow(
@@ -100,7 +102,7 @@ _ROWS = (
         diagnose="podway.providers.ssh.diagnose:diagnose",
         extra="ssh",
         place="word",
-        capabilities=frozenset({"buckets", "dev", "forwarding", "image", "python"}),
+        capabilities=frozenset({"buckets", "instance-paths", "dev", "forwarding", "image", "python"}),
         variables=("SSH_AUTH_SOCK",),
         no_stop="its hosts are machines of your own, which Podway does not switch off",
     ),

@@ -92,6 +92,18 @@ def test_the_images_own_command_directory_and_environment(host: Host) -> None:
     assert ended(host, "b") == (0, "/not/in/the/image\n")
 
 
+def test_directories_of_the_host_are_made_and_seen(host: Host, tmp_path: Path) -> None:
+    disk = tmp_path / "disk" / "data"
+    volumes = [[str(disk), "/data", False], ["~/own", "/mnt/ro", True]]
+    start(host, "a", "echo kept > /data/file; touch /mnt/ro/x || echo read-only", container={"volumes": volumes})
+    code, said = ended(host, "a")
+    assert code == 0 and said.endswith("read-only\n")
+    assert (disk / "file").read_text() == "kept\n" and (host.home / "own").is_dir()
+    start(host, "b", "true", container={"volumes": [["/proc/nowhere", "/data", False]]})
+    code, said = ended(host, "b")
+    assert code == 125 and said.startswith("podway: volumes: /proc/nowhere cannot be made on this host: ")
+
+
 def test_an_image_of_another_user(host: Host) -> None:
     work = host.home / "sky_workdir"
     (work / "given").mkdir(parents=True)

@@ -1,5 +1,6 @@
 """What a provider does not do is refused or noted, never dropped."""
 
+import msgspec
 import pytest
 
 from podway.control.capability_check import forecast, remarks
@@ -70,12 +71,37 @@ def test_a_bucket_is_refused_where_there_are_none() -> None:
     assert remarks(task, frozenset({"buckets"}), simulated=False).refusal is None
 
 
-def test_a_volume_is_refused_unless_it_is_optional() -> None:
-    assert remarks(Task(volumes=(Volume(path="/v", name="disk"),)), NOTHING, simulated=False).refusal is not None
-    assert (
-        remarks(Task(volumes=(Volume(path="/v", name="disk", optional=True),)), NOTHING, simulated=False).refusal
-        is None
-    )
+SHOWS = frozenset({"instance-paths"})
+
+
+def test_a_network_disk_is_refused_unless_it_is_optional() -> None:
+    disk = Volume(path="/v", name="disk")
+    refusal = remarks(Task(volumes=(disk,)), SHOWS, simulated=False).refusal
+    assert refusal is not None and "disk cannot be seen at /v here: Podway attaches no network disks" in refusal.what
+    found = remarks(Task(volumes=(msgspec.structs.replace(disk, optional=True),)), NOTHING, simulated=False)
+    assert found.refusal is None
+    assert found.notes == ("the optional volume disk is left out at /v: Podway attaches no network disks",)
+
+
+def test_a_directory_of_the_host_is_seen_where_hosts_have_some() -> None:
+    volume = Volume(path="/data", instance_path="/mnt/data")
+    task = Task(volumes=(volume,))
+    assert remarks(task, SHOWS, simulated=False).refusal is None
+    assert remarks(task, NOTHING, simulated=False).refusal is not None
+    refusal = remarks(task, SHOWS, simulated=True).refusal
+    assert refusal is not None and "share this machine's root directory" in refusal.what
+    in_image = msgspec.structs.replace(task, resources=(Resources(image="docker:i"),))
+    assert remarks(in_image, SHOWS, simulated=True).refusal is None
+    locked = Task(volumes=(msgspec.structs.replace(volume, read_only=True),))
+    assert "read_only has no effect on /data" in remarks(locked, SHOWS, simulated=False).notes[0]
+
+
+@pytest.mark.parametrize("source", ["/a/../../etc", "relative", "/a/./b"])
+def test_a_directory_of_the_host_is_an_absolute_path(source: str) -> None:
+    task = Task(volumes=(Volume(path="/data", instance_path=source),), resources=(Resources(image="docker:i"),))
+    for simulated in (True, False):
+        refusal = remarks(task, SHOWS, simulated=simulated).refusal
+        assert refusal is not None and "is not an absolute path" in refusal.what
 
 
 def test_a_simulated_host_has_no_root_of_its_own() -> None:

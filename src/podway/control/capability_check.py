@@ -12,7 +12,7 @@ from podway.hosts.manifest import FileTree
 from podway.launch import runs_image_command
 from podway.provider_table import ProviderRow, provider_rows, row_of, why_no_image
 from podway.task.mounts import settled
-from podway.task.task import Bucket, DevEnvironment, ServiceSpec, Task, container_image, takes_chips
+from podway.task.task import Bucket, DevEnvironment, ServiceSpec, Task, Volume, container_image, takes_chips
 
 
 class Remarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ def remarks(
     `no_image` says why an image cannot be used there (`provider_table.why_no_image`).
     """
     refusal = _escape_refusal(task) or _bucket_refusal(task, capabilities, simulated)
-    refusal = refusal or _volume_refusal(task, capabilities)
+    refusal = refusal or _volume_refusal(task, capabilities, simulated)
     refusal = refusal or (_image_refusal(task, no_image) if no_image else None) or _command_refusal(task, capabilities)
     if refusal is None and simulated:
         refusal = _path_refusal(task)
@@ -98,14 +98,43 @@ def _bucket_refusal(task: Task, capabilities: frozenset[str], simulated: bool) -
     return None
 
 
-def _volume_refusal(task: Task, capabilities: frozenset[str]) -> UserError | None:
+def _volume_refusal(task: Task, capabilities: frozenset[str], simulated: bool) -> UserError | None:
     for volume in task.volumes:
-        if not volume.optional and "volumes" not in capabilities:
-            return UserError(
-                f"volumes: {volume.name or volume.instance_path} cannot be attached at {volume.path} here",
-                "use a provider that has volumes, or sync the files with file_mounts",
-            )
+        why = _why_no_volume(task, volume, capabilities, simulated)
+        if why and not volume.optional:
+            return UserError(f"volumes: {_volume_name(volume)} cannot be seen at {volume.path} here: {why}", _NO_VOLUME)
     return None
+
+
+_NO_VOLUME = "use a bucket in file_mounts, or on gcp and ssh a directory of the hosts: /host/path:/path"
+
+
+def _volume_name(volume: Volume) -> str:
+    return volume.name or volume.instance_path or "a new one"
+
+
+def _why_no_volume(task: Task, volume: Volume, capabilities: frozenset[str], simulated: bool) -> str:
+    """'' where it is done: a directory of the host is linked, or bound into the image."""
+    if volume.instance_path is None:
+        return "Podway attaches no network disks"
+    if "instance-paths" not in capabilities:
+        return "its hosts show no directories of their own"
+    if simulated and not all(container_image(one.image) for one in task.resources):
+        return "without an image the hosts of a simulated slice share this machine's root directory"
+    return ""
+
+
+def _volume_notes(task: Task, capabilities: frozenset[str], simulated: bool) -> list[str]:
+    notes = []
+    for volume in task.volumes:
+        why = _why_no_volume(task, volume, capabilities, simulated)
+        if why and volume.optional:
+            notes.append(f"the optional volume {_volume_name(volume)} is left out at {volume.path}: {why}")
+        elif not why and volume.read_only and not all(container_image(one.image) for one in task.resources):
+            notes.append(
+                f"read_only has no effect on {volume.path} without an image: the host's directory is linked there"
+            )
+    return notes
 
 
 def _escape_refusal(task: Task) -> UserError | None:
@@ -113,6 +142,11 @@ def _escape_refusal(task: Task) -> UserError | None:
     for target in (*(mount.target for mount in task.file_mounts), *(volume.path for volume in task.volumes)):
         if settled(target) != target:
             return UserError(f"file_mounts {target}: the path has `.` or `..` in it", "write the path without them")
+    for source in (volume.instance_path for volume in task.volumes if volume.instance_path is not None):
+        if settled(source) != source or not source.startswith("/"):
+            return UserError(
+                f"volumes: {source} is not an absolute path", "write it from the root, without `.` and `..`"
+            )
     return None
 
 
@@ -203,6 +237,7 @@ def _notes(task: Task, capabilities: frozenset[str], simulated: bool, setup: boo
         )
     if any(isinstance(mount.source, Bucket) and not mount.source.persistent for mount in task.file_mounts):
         notes.append("persistent: false has no effect: Podway never deletes a bucket")
+    notes += _volume_notes(task, capabilities, simulated)
     notes += _unattended(task, capabilities, simulated, setup)
     if simulated and any(resources.spot != "no" for resources in task.resources):
         notes.append("spot has no effect: a simulated slice is never preempted")

@@ -30,7 +30,7 @@ def container_spec(request: Fields, home: str, base: Fields, env: Fields, secret
         "secrets": {**secrets, "registry": password} if password else secrets,
         "cwd": cwd if cwd.startswith(home + "/") else home,  # made on the host, whose user's it must be
         "enter": {
-            "container": {**container, "mounts": _mounts(container, home)},
+            "container": {**container, **{key: _mounts(container.get(key), home) for key in ("mounts", "volumes")}},
             "env": env,
             "cwd": cwd,
             "shell": shell,
@@ -41,10 +41,12 @@ def container_spec(request: Fields, home: str, base: Fields, env: Fields, secret
     }
 
 
-def _mounts(container: Fields, home: str) -> list[list[object]]:
+def _mounts(mounts: object, home: str) -> list[list[object]]:
+    if not isinstance(mounts, (list, type(None))):
+        raise RequestRefused("the mounts of a container must be a list")
     return [
         [_expanded(source, home), _expanded(target, home), bool(read_only)]
-        for source, target, read_only in container.get("mounts") or ()
+        for source, target, read_only in mounts or ()
     ]
 
 

@@ -48,7 +48,7 @@ def main() -> NoReturn:
 def _enter(spec: Fields) -> NoReturn:
     wanted = spec["container"]
     image, place = HostContainer(wanted["image"], spec["host"], wanted.get("registry")).ready()
-    binds = _binds(spec)
+    binds, volumes = _binds(spec), _volumes(spec)
     devnull = os.open(os.devnull, os.O_RDWR)
     _change_root(place)
     _bind_system()
@@ -59,7 +59,7 @@ def _enter(spec: Fields) -> NoReturn:
     ):  # the home is closed to others, and stays so: such a user sees the task's own directories of it, and no more
         binds = [one for one in binds if one[1] != home]
         home = user.home
-    for source, target, read_only in binds:
+    for source, target, read_only in [*binds, *volumes]:
         _bind(source, target, read_only)
     _call("umount2", HOST_ROOT.encode(), _DETACH)
     env = {"PATH": _PATH, **image.env, "HOME": home, **spec["env"]}
@@ -85,6 +85,19 @@ def _binds(spec: Fields) -> list[tuple[str, str, bool]]:
         if os.path.exists(source):
             binds.append((source, target, bool(read_only)))
     return [(os.path.realpath(source), target, read_only) for source, target, read_only in binds]
+
+
+def _volumes(spec: Fields) -> list[tuple[str, str, bool]]:
+    """The host's directories that the task names, made if need be. They stay whose they are."""
+    found = []
+    for source, target, read_only in spec["container"].get("volumes") or ():
+        try:
+            if not os.path.exists(source):
+                os.makedirs(source, exist_ok=True)
+        except OSError as error:
+            raise NoContainer(f"volumes: {source} cannot be made on this host: {error.strerror}") from None
+        found.append((os.path.realpath(source), target, bool(read_only)))
+    return found
 
 
 def _change_root(place: int | str) -> None:
