@@ -238,6 +238,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("DELETE", "/v1/projects/([^/]+)/members/([^/]+)", lambda stub, p, u, body, data: api.MembersReply(members=[])),
     ("PUT", f"{_C}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find(name)),
     ("DELETE", f"{_C}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find(name)),
+    ("GET", _S, lambda stub, name, body, data: stub.find_service(name)),
     ("PUT", f"{_S}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find_service(name)),
     ("DELETE", f"{_S}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find_service(name)),
     ("GET", "/v1/audit", lambda stub, body, data: api.AuditReply(entries=stub.entries)),

@@ -83,7 +83,7 @@ def _named(task: Task, file: str) -> str:
 def _engine(found: Command) -> Served:
     try:
         report = parser().parse_args(list(found.words))
-    except SystemExit:
+    except (UserError, SystemExit):
         raise UserError(
             f"the task's command cannot be read: {found}", "run it with --help to see its options"
         ) from None

@@ -53,13 +53,14 @@ class _Server(uvicorn.Server):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until it is stopped."""
-    args = parser().parse_args(arguments)
+    args = None
     try:
+        args = parser().parse_args(arguments)
         check(args)
         return serve(args, api_keys(args.api_key_file, os.environ.pop("PODWAY_API_KEY", None)))
     except UserError as error:
         print(f"Error: {error.what}\n  {error.hint}", file=sys.stderr, flush=True)
-        return 1
+        return 2 if args is None else 1
 
 
 def serve(args: argparse.Namespace, keys: list[str]) -> int:

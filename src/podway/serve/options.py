@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import NoReturn
 
 from podway.errors import UserError
 from podway.model.download import is_address
@@ -11,71 +12,81 @@ from podway.serve.output_parser import TOOL_FORMATS
 MAX_DRAFT = 15
 
 
+class _Parser(argparse.ArgumentParser):
+    """A mistake is a UserError, as everywhere else."""
+
+    def error(self, message: str) -> NoReturn:
+        """In place of the usage and an exit."""
+        raise UserError(message, "see: podway serve --help")
+
+
 def parser() -> argparse.ArgumentParser:
-    """The options; `podway serve` hands its arguments on as they are."""
-    made = argparse.ArgumentParser(
-        prog="podway serve", description="Serve a model with an OpenAI-compatible API.", allow_abbrev=False
-    )
+    """The options; `podway serve` hands its arguments on as they are, and draws its help from these."""
+    made = _Parser(prog="podway serve", description="Serve a model with an OpenAI-compatible API.", allow_abbrev=False)
     add = made.add_argument
     add(
         "model",
         metavar="MODEL",
-        help="a folder with config.json and safetensors, an id of the Hugging Face hub (ORG/MODEL[@REVISION]), a gs:// address, "
-        "or a known name with --random",
+        help="A folder with config.json and safetensors, an id of the Hugging Face hub (ORG/MODEL[@REVISION]), a gs:// address, "
+        "or a known name with --random.",
     )
-    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (default: 8000)")
-    add("--name", help="what clients call the model (default: the folder's name or the id)")
-    add("--api-key-file", type=Path, help="a file with an API key on each line; without it everyone may ask")
-    add("--tls-cert", type=Path, help="certificate (PEM) to serve HTTPS with")
-    add("--tls-key", type=Path, help="its private key")
+    add("--host", default="127.0.0.1", help="Address to listen on.  [default: 127.0.0.1]")
+    add("--port", type=int, default=8000, help="Port to listen on; 0 takes a free one.  [default: 8000]")
+    add("--name", help="What clients call the model.  [default: the folder's name or the id]")
+    add("--api-key-file", type=Path, help="A file with an API key on each line; without it everyone may ask.")
+    add("--tls-cert", type=Path, help="Certificate (PEM) to serve HTTPS with.")
+    add("--tls-key", type=Path, help="Its private key.")
     add(
         "--cors-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="web pages that may ask; * for all; repeatable",
+        help="Web pages that may ask; * for all; repeatable.",
     )
-    add("--access-log", action="store_true", help="log a line for each request")
-    add("--tp", type=int, default=1, help="devices that one copy of the model is split over (default: 1)")
-    add("--replicas", type=int, default=1, help="copies of the model, each on its own devices (default: 1)")
-    add("--max-len", type=int, help="tokens of prompt and answer together")
-    add("--max-seqs", type=int, help="requests that run at once")
-    add("--max-queue", type=int, default=1024, help="requests that may wait; more are refused with 429 (default: 1024)")
-    add("--page", type=int, help="tokens in a page of the cache")
-    add("--pages", type=int, help="pages of the cache (default: what the memory holds)")
-    add("--prompt-tokens", type=int, help="tokens of prompts in one step")
-    add("--decode-steps", type=int, default=8, help="tokens of a request in one dispatch (default: 8)")
+    add("--access-log", action="store_true", help="Log a line for each request.")
+    add("--tp", type=int, default=1, help="Devices that one copy of the model is split over.  [default: 1]")
+    add("--replicas", type=int, default=1, help="Copies of the model, each on its own devices.  [default: 1]")
+    add("--max-len", type=int, help="Tokens of prompt and answer together.")
+    add("--max-seqs", type=int, help="Requests that run at once.")
+    add("--max-queue", type=int, default=1024, help="Requests that may wait; others get 429.  [default: 1024]")
+    add("--page", type=int, help="Tokens in a page of the cache.")
+    add("--pages", type=int, help="Pages of the cache.  [default: what the memory holds]")
+    add("--prompt-tokens", type=int, help="Tokens of prompts in one step.")
+    add("--decode-steps", type=int, default=8, help="Tokens of a request in one dispatch.  [default: 8]")
     add(
         "--speculate", type=int, metavar="N",
-        help="draft N tokens by what followed the last ones before, and take those that are right (default: 0, off)",
+        help="Draft N tokens by what followed the last ones before, and take those that are right.  [default: 0, off]",
     )  # fmt: skip
-    add("--speculative-config", metavar="JSON", help="the same as vLLM spells it, with method ngram")
-    add("--enable-lora", action="store_true", help="make room for LoRA adapters")
+    add("--speculative-config", metavar="JSON", help="The same as vLLM spells it, with method ngram.")
+    add("--enable-lora", action="store_true", help="Make room for LoRA adapters.")
     add(
         "--lora-modules", nargs="+", action="extend", default=[], metavar="NAME=PATH",
-        help="adapters to serve, each under a name of its own: folders as PEFT writes them",
+        help="Adapters to serve, one or several, each under a name of its own: folders as PEFT writes them.",
     )  # fmt: skip
-    add("--max-loras", type=int, help="adapters that may be loaded at once (default: 4, or as many as are named)")
-    add("--max-lora-rank", type=int, default=16, help="the largest rank of an adapter (default: 16)")
+    add("--max-loras", type=int, help="Adapters that may be loaded at once.  [default: 4, or as many as are named]")
+    add("--max-lora-rank", type=int, default=16, help="The largest rank of an adapter.  [default: 16]")
     add(
         "--allow-lora-updates", action="store_true",
-        help="let clients load and unload adapters, from folders of this machine (/v1/load_lora_adapter)",
+        help="Let clients load and unload adapters, from folders of this machine (/v1/load_lora_adapter).",
     )  # fmt: skip
-    add("--dtype", help="bfloat16, float16 or float32 (default: bfloat16; float32 on a CPU)")
-    add("--quantize", default="none", choices=["none", "int8"], help="weights (default: none)")
     add(
-        "--kv", default="auto", choices=["auto", "int8", "fp8"], help="keys and values (default: as the model computes)"
+        "--dtype",
+        help="Type of weights and activations: bfloat16, float16 or float32.  [default: bfloat16; float32 on a CPU]",
     )
-    add("--memory-fraction", type=float, default=0.9, help="of a device's memory (default: 0.9)")
-    add("--compile-cache", type=Path, help="where compiled programs are kept (default: ~/.cache/podway/compiled)")
-    add("--tool-format", choices=TOOL_FORMATS, help="how the model writes tool calls (default: by its chat template)")
+    add("--quantize", default="none", choices=["none", "int8"], help="How the weights are quantized.  [default: none]")
+    add(
+        "--kv", default="auto", choices=["auto", "int8", "fp8"],
+        help="Type of the cached keys and values.  [default: as the model computes]",
+    )  # fmt: skip
+    add("--memory-fraction", type=float, default=0.9, help="Part of a device's memory to use.  [default: 0.9]")
+    add("--compile-cache", type=Path, help="Where compiled programs are kept.  [default: ~/.cache/podway/compiled]")
+    add("--tool-format", choices=TOOL_FORMATS, help="How the model writes tool calls.  [default: by its chat template]")
     add(
         "--reasoning", action=argparse.BooleanOptionalAction, default=None,
-        help="whether the model thinks between <think> and </think> (default: by its chat template)",
+        help="Whether the model thinks between <think> and </think>.  [default: by its chat template]",
     )  # fmt: skip
-    add("--drain-seconds", type=float, default=30.0, help="time for requests under way after SIGTERM (default: 30)")
-    add("--random", action="store_true", help="random weights, to try it out or to measure")
+    add("--drain-seconds", type=float, default=30.0, help="Time for requests under way after SIGTERM.  [default: 30]")
+    add("--random", action="store_true", help="Random weights, to try it out or to measure.")
     return made
 
 
