@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podway.cli import serve
+from podway.cli import serve, serve_services
 from podway.errors import UserError
 from podway.serve.options import parser
 from tests.cli import records
@@ -66,6 +66,12 @@ def test_services_by_habit_are_read_by_their_own_verbs(run: Run, stub: Stub) -> 
     result = run("serve", "status", "--nope")
     assert (result.code, result.err.splitlines()[-1]) == (2, "  see: podway serve status --help")
     assert run("serve", "up", "--help").out.startswith("Usage: podway serve up [OPTIONS] FILE")
+
+
+def test_services_by_habit_end_as_their_verbs_do(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_services, "read_file", lambda file, overrides: file)
+    monkeypatch.setattr(serve_services, "apply_service", lambda *of: 3)
+    assert run("serve", "up", "llama.yaml").code == 3
 
 
 def test_the_parser_itself_says_what_is_wrong() -> None:
