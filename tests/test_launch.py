@@ -134,6 +134,15 @@ def test_a_source_that_cannot_be_fetched_fails_the_setup(tmp_path: Path) -> None
     assert not (tmp_path / "went-on").exists()
 
 
+def test_a_secret_in_an_address_is_filled_in_by_the_hosts_shell(tmp_path: Path) -> None:
+    (tmp_path / "a b'c").write_text("fetched")
+    mount = FileMount(target="~/x", source=Url(url=f"file://{tmp_path}/${{S}}"))
+    task = Task(run="true", secrets={"S": "", "T": ""}, file_mounts=(mount,))
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "S": "a%20b'c"}
+    subprocess.run(["sh", "-c", launch(task=task).script("setup")], check=True, env=env)
+    assert (tmp_path / "x").read_text() == "fetched"
+
+
 def in_image(image: str | None, **more: object) -> Task:
     return Task(**{"run": "true", "resources": (Resources(image=image),), **more})  # type: ignore[arg-type]
 

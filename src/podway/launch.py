@@ -17,6 +17,7 @@ import msgspec
 from podway.catalog.slices import find_slice
 from podway.order import Host, Order
 from podway.provider_table import row_of
+from podway.task.environment import fill_secrets
 from podway.task.mounts import WORKDIR_NAME
 from podway.task.task import Git, Task, Url, Volume, container_image
 
@@ -323,9 +324,11 @@ def _fetches(task: Task) -> str:
             lines.append(_clone(mount.target, source.url, source.ref, source.hash))
         elif isinstance(source, Url):
             target = _quoted(mount.target)
-            lines.append(
-                f'mkdir -p "$(dirname {target})" && curl -fsSL -o {target} {shlex.quote(source.url)} || exit 1'
-            )
+            address = shlex.quote(source.url)
+            if task.secrets:  # the shell has them in its environment
+                names = {name: f"'\"${{{name}}}\"'" for name in task.secrets}
+                address = fill_secrets(address, names)
+            lines.append(f'mkdir -p "$(dirname {target})" && curl -fsSL -o {target} {address} || exit 1')
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from podway.providers.local import networks
 from podway.server.service_api import ReplicaView, ServiceView
 from podway.task.task import Accelerator, Probe, Resources, Scaling, ServiceSpec, Task
 from tests.conftest import wait_until
-from tests.e2e.harness import Podway
+from tests.e2e.harness import Podway, files_with
 
 needs_networks = pytest.mark.skipif(networks.refusal() is not None, reason=str(networks.refusal()))
 SERVICE_POINTS = [p for p in crash.POINTS if p.startswith("service.")]
@@ -233,6 +233,30 @@ def report(pod: Podway, sequence: int, waiting: int = 0) -> int:
     load = ServiceLoad(service="web", window_s=0.5, waiting=waiting)
     pod.client.gateway_report(GatewayReport(gateway="g", sequence=sequence + 1, services=(load,)))
     return sequence + 1
+
+
+LOCKED = """
+import http.server, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.headers.get("Authorization") == "Bearer " + os.environ["AUTH"]
+        self.send_response(200 if known else 401)
+        self.end_headers()
+    def log_message(self, *said): pass
+http.server.ThreadingHTTPServer(("", int(os.environ["PODWAY_PORT"])), Handler).serve_forever()
+"""
+
+
+def test_a_probe_sends_the_secret_that_its_file_names(pod: Podway) -> None:
+    pod.start()
+    probe = Probe(path="/", headers={"Authorization": "Bearer ${AUTH}"}, interval_s=0.5, initial_delay_s=120)
+    asked = request(run=LOCKED, probes=(probe,))
+    secret = "only-the-replica-knows-it"
+    task = msgspec.structs.replace(asked.task, secrets={"AUTH": secret})
+    pod.client.apply_service(msgspec.structs.replace(asked, task=task))
+    ready(pod, 1)
+    assert files_with(pod.home, secret) == []
+    ended(pod)
 
 
 def test_a_probe_that_hangs_is_a_failure(pod: Podway) -> None:

@@ -1,5 +1,6 @@
 """Variables and secrets: precedence, required ones, env files, substitution."""
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -7,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podway.control.probing import with_secrets
 from podway.errors import UserError
 from podway.task.environment import Overrides, supplied
 from podway.task.read import read_task_text
+from podway.task.task import Url
 
 from .reading import read, refused, steady
 
@@ -103,7 +106,29 @@ def test_unknown_variables_stay_and_secrets_are_refused() -> None:
     assert task.service and task.service.probes[0].path == "/$NOPE/${X:-y}/$$"
     error = refused("secrets: {S: x}\nservice: {ports: 80, readiness_probe: /$S}")
     assert "the secret S cannot be used here" in error.what
+    assert "the secret S cannot be used here" in refused("secrets: {S: x}\nfile_mounts: {/x: $S/y}").what
     assert "given twice" in refused("envs: {A: /x}\nvolumes: {$A: v, /x: w}").what
+
+
+def test_secrets_stay_by_name_where_they_are_filled_in_later() -> None:
+    task = read(
+        """
+        secrets: {AUTH: 'hidden "value"'}
+        envs: {HOST: example.com}
+        file_mounts: {/tmp/x: "https://$HOST/x?token=$AUTH"}
+        service:
+          ports: 80
+          readiness_probe: {path: /, headers: {Authorization: Bearer $AUTH}, post_data: {key: "${AUTH}", host: $HOST}}
+        """
+    )
+    assert task.service is not None
+    (probe,) = task.service.probes
+    assert probe.headers == {"Authorization": "Bearer ${AUTH}"} and "hidden" not in str(task.service)
+    assert task.file_mounts[0].source == Url(url="https://example.com/x?token=${AUTH}")
+    (sent,) = with_secrets(task.service.probes, task.secrets)
+    assert sent.headers == {"Authorization": 'Bearer hidden "value"'}
+    assert json.loads(sent.body or "") == {"key": 'hidden "value"', "host": "example.com"}
+    assert with_secrets(task.service.probes, {}) == task.service.probes
 
 
 def test_env_files(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ connection to its port. What the probes have come to is `summary`; `changed` is 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,11 +14,28 @@ import msgspec
 from podway.control.fleet import HostSession
 from podway.control.replica_states import ProbeSummary
 from podway.errors import ProviderError
+from podway.task.environment import fill_secrets
 from podway.task.task import Probe
 
 log = logging.getLogger("podway.services")
 STARTING_S = 1.0  # between probes of a replica that has not answered yet
 MARGIN_S = 15.0  # beyond a probe's own limit, for the way to its host
+
+
+def with_secrets(probes: tuple[Probe, ...], secrets: Mapping[str, str]) -> tuple[Probe, ...]:
+    """The probes of a SkyPilot service as they are sent: its file's secrets stand in headers and JSON bodies by name."""
+    return tuple(
+        msgspec.structs.replace(
+            one,
+            headers={name: fill_secrets(value, secrets) for name, value in one.headers.items()},
+            body=None if one.body is None else fill_secrets(one.body, secrets, _in_json),
+        )
+        for one in probes
+    )
+
+
+def _in_json(value: str) -> str:
+    return msgspec.json.encode(value).decode()[1:-1]
 
 
 class _ProbeRun(msgspec.Struct):

@@ -17,7 +17,7 @@ from podway.control.autoscale import LoadView, summarize
 from podway.control.controller import Parts
 from podway.control.decide_service import Decision, NewReplica, decide_service, failed_again
 from podway.control.fleet import HostSession
-from podway.control.probing import Prober
+from podway.control.probing import Prober, with_secrets
 from podway.control.records import Cluster, ClusterState, JobState
 from podway.control.replica_ports import probe_address
 from podway.control.replica_states import ProbeSummary, ReplicaSeen
@@ -244,9 +244,12 @@ class ServiceController:
             return
         self._stop_probing(replica.number)
         provider = self.parts.provider(cluster.order.provider)
+        probes = revision.spec.probes
+        if revision.sealed_secrets and revision.task.dialect == "skypilot":
+            probes = with_secrets(probes, self.parts.vault.open(revision.sealed_secrets))
         prober = Prober(
             HostSession(provider, replica.host),
-            revision.spec.probes,
+            probes,
             address=probe_address(provider.name, replica.host),
             port=replica.port,
             was_ready=replica.state is ReplicaState.READY,

@@ -8,11 +8,12 @@
 3. `substitute` puts `${VAR}` and `$VAR` into parsed values, never into serialized text, so that quotes and backslashes
    survive. Unknown names stay as they are. `interpolate` does the same for dstack's `${{ ns.NAME }}`.
 
-Secrets are not put into values: a value is stored and shown, a secret must not be.
+Secrets are not put into values: a value is stored and shown, a secret must not be. Where something can fill them in later (the
+headers of a probe, an address to fetch) they stay in it by name, `${NAME}`, for `fill_secrets`; elsewhere they are refused.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,7 @@ from podway.task.problems import Problems
 from podway.task.values import ENV_NAME
 
 _VARIABLE = re.compile(rf"\$\{{({ENV_NAME})\}}|\$({ENV_NAME})")
+_SEALED = re.compile(rf"\$\{{({ENV_NAME})\}}")
 _EXPRESSION = re.compile(r"(\$?)\$\{\{(.*?)(\}\}|$)", re.DOTALL)
 _DOTENV_LINE = re.compile(
     rf"""[ \t]*(?:export[ \t]+)?(?P<name>{ENV_NAME})[ \t]*
@@ -121,11 +123,19 @@ def _unset(name: str, one: Declared) -> UserError:
     )
 
 
-def substitute(field: Field, env: Mapping[str, str], secrets: Mapping[str, str]) -> Field:
-    """The field with variables put into every text and key below it."""
+SealedAt = Callable[[tuple[str, ...], str], bool]  # (the keys above a value, the value): whether secrets may stay in it
+
+
+def fill_secrets(text: str, secrets: Mapping[str, str], quote: Callable[[str], str] = str) -> str:
+    """The text with the values of the secrets that `substitute` left in it by name, each as `quote` writes it."""
+    return _SEALED.sub(lambda match: quote(secrets[match[1]]) if match[1] in secrets else match[0], text)
+
+
+def substitute(field: Field, env: Mapping[str, str], secrets: Collection[str], sealed_at: SealedAt) -> Field:
+    """The field with variables put into every text and key below it; secrets stay by name where `sealed_at` says so."""
     room = yamlfile.MAX_EXPANDED
 
-    def replace(text: str, node: yamlfile.Node) -> str:
+    def replace(text: str, node: yamlfile.Node, above: tuple[str, ...] | None) -> str:
         nonlocal room
         room -= sum(len(env.get(match[1] or match[2], "")) for match in _VARIABLE.finditer(text))
         if room < 0:
@@ -133,6 +143,8 @@ def substitute(field: Field, env: Mapping[str, str], secrets: Mapping[str, str])
 
         def value(match: re.Match[str]) -> str:
             name = match[1] or match[2]
+            if name in secrets and above is not None and sealed_at(above, text):
+                return f"${{{name}}}"
             if name in secrets:
                 raise field.error(
                     f"the secret {name} cannot be used here: this part of a task is stored and shown",
@@ -143,27 +155,30 @@ def substitute(field: Field, env: Mapping[str, str], secrets: Mapping[str, str])
 
         return _VARIABLE.sub(value, text)
 
-    return Field(field.file, _map_texts(field, field.node, replace), field.path)
+    return Field(field.file, _map_texts(field, field.node, replace, ()), field.path)
 
 
-def _map_texts(field: Field, node: yamlfile.Node, replace: Callable[[str, yamlfile.Node], str]) -> yamlfile.Node:
+_Replace = Callable[[str, yamlfile.Node, tuple[str, ...] | None], str]  # the keys above a value; None for a key
+
+
+def _map_texts(field: Field, node: yamlfile.Node, replace: _Replace, above: tuple[str, ...]) -> yamlfile.Node:
     if isinstance(node, yamlfile.Sequence):
-        items = tuple(_map_texts(field, item, replace) for item in node.items)
+        items = tuple(_map_texts(field, item, replace, above) for item in node.items)
         return msgspec.structs.replace(node, items=items)
     if isinstance(node, yamlfile.Mapping):
         entries: dict[str, yamlfile.KeyValue] = {}
         for entry in node.entries.values():
-            key = replace(entry.key.text, entry.key)
+            key = replace(entry.key.text, entry.key, None)
             if key in entries:
                 raise field.error(
                     f"`{shorten(key)}` is given twice, once by way of a variable", "keep one", at=entry.key
                 )
             entries[key] = yamlfile.KeyValue(
-                msgspec.structs.replace(entry.key, text=key), _map_texts(field, entry.value, replace)
+                msgspec.structs.replace(entry.key, text=key), _map_texts(field, entry.value, replace, (*above, key))
             )
         return msgspec.structs.replace(node, entries=entries)
     assert isinstance(node, yamlfile.Scalar)
-    text = replace(node.text, node)
+    text = replace(node.text, node, above)
     return node if text == node.text else msgspec.structs.replace(node, text=text, kind="str")
 
 

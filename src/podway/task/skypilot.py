@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from podway.task import yamlfile
-from podway.task.environment import Declared, Overrides, Supplied, settle, substitute, supplied
+from podway.task.environment import Declared, Overrides, SealedAt, Supplied, settle, substitute, supplied
 from podway.task.fields import Field, FlagField, shorten
 from podway.task.images import skypilot_registry
 from podway.task.mounts import read_file_mounts, read_volumes, read_workdir
@@ -25,6 +25,11 @@ from podway.task.task import FileMount, Git, LocalDir, Resources, Task, Volume
 from podway.task.values import sky_name
 
 _SUBSTITUTED = ("workdir", "file_mounts", "volumes", "service")
+# Where secrets stay by name: the server fills them in when it probes, and a host's shell when it fetches.
+_SEALED_AT: dict[str, SealedAt] = {
+    "service": lambda above, text: above[:2] in (("readiness_probe", "headers"), ("readiness_probe", "post_data")),
+    "file_mounts": lambda above, text: text.strip().lower().startswith(("http://", "https://")),
+}
 
 
 def read_skypilot(root: Field, overrides: Overrides, bases: tuple[Path, ...]) -> Task:
@@ -118,7 +123,7 @@ def _with_variables(root: Field, declared: Mapping[str, Declared], given: Suppli
     for key in _SUBSTITUTED:
         section = root.get(key)
         if section is not None:
-            node = substitute(section, env, dict.fromkeys(hidden, "")).node
+            node = substitute(section, env, hidden, _SEALED_AT.get(key, lambda above, text: False)).node
             entries[key] = yamlfile.KeyValue(entries[key].key, node)
     return Field(root.file, msgspec.structs.replace(root.node, entries=entries), root.path)
 
