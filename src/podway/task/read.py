@@ -23,6 +23,8 @@ from podway.task.yamlfile import KeyValue, Mapping, Node, Scalar, parse
 
 Dialect = Literal["skypilot", "dstack"]
 
+# Keys of the document before the tasks of a SkyPilot pipeline or job group.
+_HEADER = frozenset(("name", "execution", "primary_tasks", "termination_delay"))
 _IN_BOTH = frozenset(("name", "resources", "volumes", "setup"))  # keys of SkyPilot's tasks that dstack's have too
 
 
@@ -89,7 +91,9 @@ def task_from_command(command: str, overrides: Overrides = Overrides()) -> Task:
 
 
 def _one_task(documents: list[Node], name: str) -> Node:
-    """The one task of a file; a first document with nothing but a name gives it to the task that follows."""
+    """The one task of a file; a first document with nothing but a name gives it to the task that follows (SkyPilot's pipelines
+    and job groups begin so).
+    """
     if not documents:
         raise UserError(f"{name}:1:1: the file is empty", "write at least `run: echo hello`")
     for document in documents:
@@ -100,14 +104,31 @@ def _one_task(documents: list[Node], name: str) -> Node:
                 "write `key: value` lines, such as `run: echo hello`",
             )
     maps = [document for document in documents if isinstance(document, Mapping)]
-    header = maps[0].entries.get("name") if len(maps) > 1 and set(maps[0].entries) == {"name"} else None
-    tasks = maps[1:] if header else maps
+    has_header = len(maps) > 1 and bool(maps[0].entries) and set(maps[0].entries) <= _HEADER
+    tasks = maps[1:] if has_header else maps
     if len(tasks) > 1:
-        lines = ", ".join(str(task.line) for task in tasks)
-        raise UserError(
-            f"{name}:{tasks[1].line}:{tasks[1].column}: the file holds {len(tasks)} tasks (at lines {lines})",
-            "a file is one task: split it, and launch the parts one after the other",
-        )
-    if header and "name" not in tasks[0].entries:
-        return Mapping(line=tasks[0].line, column=tasks[0].column, entries={"name": header, **tasks[0].entries})
+        raise _several(name, Field(name, maps[0]).get("execution") if has_header else None, tasks)
+    given = maps[0].entries.get("name") if has_header else None
+    if given and "name" not in tasks[0].entries:
+        return Mapping(line=tasks[0].line, column=tasks[0].column, entries={"name": given, **tasks[0].entries})
     return tasks[0]
+
+
+def _several(name: str, execution: Field | None, tasks: list[Mapping]) -> UserError:
+    """What the file is to the tool it was written for, and how its parts run here."""
+    at = f"{name}:{tasks[1].line}:{tasks[1].column}"
+    lines = ", ".join(str(task.line) for task in tasks)
+    if any("type" in task.entries for task in tasks):
+        return UserError(
+            f"{at}: the file holds {len(tasks)} dstack configurations (at lines {lines})",
+            "a file is one run: split it, and apply each part",
+        )
+    if execution is not None and execution.plain() == "parallel":
+        return UserError(
+            f"{at}: this is a SkyPilot job group: the file holds {len(tasks)} tasks (at lines {lines}) that run together",
+            "a file is one task: split it, and launch each part with -d",
+        )
+    return UserError(
+        f"{at}: this is a SkyPilot pipeline: the file holds {len(tasks)} tasks (at lines {lines})",
+        "a file is one task: split it, and launch each after the one before: podway launch a.yaml && podway launch b.yaml",
+    )
