@@ -11,7 +11,7 @@ import pytest
 
 from podway.sandbox.hosts import pool_text, why_no_hosts
 from podway.sandbox.hosts.netns import NetnsHosts, why_no_namespaces
-from podway.task.task import Accelerator, LocalDir, Placement, Registry, Resources, Task
+from podway.task.task import Accelerator, LocalDir, Placement, Registry, Resources, Task, Volume
 from tests.conftest import wait_until
 from tests.containers.tools import PASSWORD, POLICY, STORAGE, USER, Store, registry, root_archive, why_no_containers
 from tests.e2e.harness import Podway, files_with
@@ -50,13 +50,17 @@ def test_on_a_simulated_slice(pod: Podway, store: Store, tmp_path: Path) -> None
         "cat /etc/image-of-the-tests; echo rank $PODWAY_RANK of $SKYPILOT_NUM_NODES $TPU_WORKER_ID $1\n"
     )
     setup = "echo from setup > /etc/kept; cat hello.sh > ~/copied"
-    task = with_image("sh hello.sh $TOK; cat /etc/kept; [ -s ~/copied ]", setup=setup, secrets={"TOK": "s3cret-of-many-words"},
+    task = with_image("sh hello.sh $TOK; cat /etc/kept; echo $PODWAY_RANK > /data/rank; [ -s ~/copied ]", setup=setup,
+                      volumes=(Volume(path="/data", instance_path="/mnt/d"),), secrets={"TOK": "s3cret-of-many-words"},
                       workdir=LocalDir(path=str(work)))  # fmt: skip
     launched = pod.client.launch(task, cluster="c")
     assert launched.job == 1 and pod.finished("c", 1) == "SUCCEEDED"
     text = pod.log_text("c", 1)
     assert "rank 0 of 2 0 ***" in text and "rank 1 of 2 1 ***" in text and text.count("busybox") == 2
     assert text.count("from setup") == 2
+    # A directory of the host is each host's own, below its home.
+    for rank in (0, 1):
+        assert (pod.home / "local" / "c" / f"host-{rank}" / ".podway/disk/mnt/d/rank").read_text() == f"{rank}\n"
     # A job that names no image runs in its cluster's, and finds what setup left; a failure is its rank's own exit code.
     pod.client.exec("c", Task(run="cat /etc/kept /etc/image-of-the-tests; exit 42", shell="sh"))
     assert pod.finished("c", 2) == "FAILED" and "code 42" in pod.client.job("c", 2).reason

@@ -12,7 +12,7 @@ import pytest
 
 from podway.sandbox.hosts import make_hosts, make_key, pool_text, why_no_hosts
 from podway.sandbox.hosts.netns import NetnsHosts, why_no_namespaces
-from podway.task.task import Accelerator, Placement, Resources, Task
+from podway.task.task import Accelerator, Placement, Resources, Task, Volume
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway, counting, files_with, numbered_lines, without_prefix
 from tests.e2e.test_jobs import HOSTILE
@@ -85,6 +85,10 @@ def test_launch_exec_logs_ssh_down(pod: Podway, lab: NetnsHosts, tmp_path: Path)
     assert pod.finished("c", 2) == "CANCELLED"
     text = podway(pod, "logs", "c", "2", "--no-follow", "--raw")
     assert text.count("says ***") == 4 and SECRET not in text
+    disk = Volume(path="/shown/data", instance_path="/srv/disk")
+    pod.client.exec("c", task("echo own disk of $(hostname) > /shown/data/own; cat /srv/disk/own", volumes=(disk,)))
+    assert pod.finished("c", 3) == "SUCCEEDED"
+    assert all(f"own disk of h{rank}" in pod.log_text("c", 3) for rank in range(4))
     assert "cannot be stopped: its hosts are machines of your own" in podway(pod, "stop", "-y", "c", code=1)
     podway(pod, "down", "-y", "c")
     wait_until(lambda: pod.client.clusters() == [], 30, "the end of the cluster")
