@@ -574,3 +574,9 @@ def test_a_gpu_file_is_told_so_first() -> None:
     error = refused("resources: {accelerators: A100:8}\nrun: x")
     assert "resources.accelerators: this is a GPU file: 'A100:8' is not a TPU" in error.what
     assert error.hint.startswith("--tpus v6e-8 runs it on a TPU")
+
+
+def test_the_flag_takes_precedence_over_the_priority_of_the_file() -> None:
+    assert read("resources: {priority: 7}\nrun: x").priority == 7
+    assert read("resources: {priority: 7}\nrun: x", priority=0).priority == 0
+    assert read("type: task\ncommands: [x]\npriority: 7", priority=-3).priority == -3

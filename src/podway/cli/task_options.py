@@ -47,6 +47,12 @@ _OPTIONS = (
     ),
     click.option("--use-spot/--no-use-spot", default=None, help="Use spot capacity."),
     click.option(
+        "--priority",
+        type=click.IntRange(-1000, 1000),
+        metavar="N",
+        help="Of the jobs that wait for a cluster, the highest is next; 0 when not given.",
+    ),
+    click.option(
         "--env",
         multiple=True,
         metavar="NAME[=VALUE]",
@@ -99,6 +105,7 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
         num_nodes: int | None,
         tpus: str | None,
         use_spot: bool | None,
+        priority: int | None,
         image: str | None,
         ignore_image: bool,
         **others: Any,
@@ -114,6 +121,7 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
             num_nodes=num_nodes,
             tpus=tpus,
             use_spot=use_spot,
+            priority=priority,
             image=image,
             ignore_image=ignore_image,
             local_env=dict(os.environ),

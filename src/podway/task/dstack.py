@@ -74,7 +74,7 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
         recovery=read(lambda: read_retry(run), None),
         max_duration_s=read(lambda: duration_or_off(limit, None), None) if limit else None,
         stop_duration_s=read(lambda: read_stop_duration(run, notes), 0),
-        priority=priority.integer() if priority else 0,
+        priority=overrides.priority if overrides.priority is not None else priority.integer() if priority else 0,
         service=read(lambda: read_service(run, group, env, secrets), None) if kind == "service" else None,
         dev=read(lambda: _dev(run), None) if kind == "dev-environment" else None,
         tags={key: value.text() for key, value in tags.entries().items()} if tags else {},

@@ -51,6 +51,7 @@ class Overrides(msgspec.Struct, frozen=True, kw_only=True):
     tpus: str | None = None
     num_nodes: int | None = None
     use_spot: bool | None = None
+    priority: int | None = None
     workdir: str | None = None
     infra: str | None = None
     image: str | None = None  # a container image in place of the file's

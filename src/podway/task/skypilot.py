@@ -70,7 +70,7 @@ def read_skypilot(root: Field, overrides: Overrides, bases: tuple[Path, ...]) ->
         registry=registry,
         autostop=read(lambda: read_autostop(first(whole, "autostop")), None),
         recovery=read(lambda: read_recovery(first(whole, "job_recovery", "spot_recovery")), None),
-        priority=priority.integer() if priority else 0,
+        priority=overrides.priority if overrides.priority is not None else priority.integer() if priority else 0,
         service=read(lambda: read_service(service, resources, notes), None) if service else None,
         notes=tuple(notes),
     )
