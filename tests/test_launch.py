@@ -248,3 +248,6 @@ def test_python_is_the_hosts_own_if_it_is_that_and_uvs_otherwise(tmp_path: Path)
     assert (tmp_path / "asked").read_text() == f"venv -q --seed -p 3.7 {made}\n"  # once
     code, text = said("3.9")
     assert code == 1 and text.startswith("podway: python 3.9 is not on this host") and text.count("\n") == 1
+    (tools / "uv").unlink()
+    (tools / f"python{own}").symlink_to(sys.executable)
+    assert said(own) == (0, f"in {tmp_path}/.podway/python-{own}\n")  # without uv, and without a network

@@ -267,7 +267,8 @@ def _setup_script(task: Task, order: Order) -> str:
 
 
 def _python_prelude(version: str) -> str:
-    """Shell lines that make `python` the interpreter asked for: the host's own environment if it is that, else one made by uv."""
+    """Shell lines that make `python` the interpreter asked for: the host's own environment if it is that, else one made of the
+    host's interpreter of that version, or by uv, which brings it."""
     return _PYTHON.replace("@VERSION@", version)
 
 
@@ -294,20 +295,26 @@ _PYTHON = """podway_python() {
   if [ -n "${VIRTUAL_ENV:-}" ] && [ "$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')" = "@VERSION@" ]; then
     return 0
   fi
-  if [ ! -x "$HOME/.podway/python-@VERSION@/bin/python" ]; then
-    if ! PATH="$PATH:$HOME/.local/bin:$HOME/.podway/uv/bin" command -v uv >/dev/null; then
+  local made="$HOME/.podway/python-@VERSION@" own
+  if [ ! -x "$made/bin/python" ]; then
+    rm -rf "$made"
+    own=$(command -v "python@VERSION@" || true)
+    if ! PATH="$PATH:$HOME/.local/bin:$HOME/.podway/uv/bin" command -v uv >/dev/null &&
+      ! { [ -n "$own" ] && "$own" -m venv "$made" >/dev/null 2>&1; }; then
+      rm -rf "$made"
       echo "podway: installing uv, which brings Python @VERSION@"
       python3 -m pip install -q --disable-pip-version-check --target "$HOME/.podway/uv" uv >/dev/null 2>&1 ||
         curl -LsSf https://astral.sh/uv/install.sh 2>/dev/null | UV_UNMANAGED_INSTALL="$HOME/.podway/uv/bin" sh >/dev/null 2>&1
     fi
-    rm -rf "$HOME/.podway/python-@VERSION@"
-    if ! PATH="$PATH:$HOME/.local/bin:$HOME/.podway/uv/bin" uv venv -q --seed -p "@VERSION@" "$HOME/.podway/python-@VERSION@"; then
+    if [ ! -x "$made/bin/python" ] &&
+      ! PATH="$PATH:$HOME/.local/bin:$HOME/.podway/uv/bin" uv venv -q --seed -p "@VERSION@" "$made" &&
+      ! { [ -n "$own" ] && rm -rf "$made" && "$own" -m venv --without-pip "$made"; }; then
       echo "podway: python @VERSION@ is not on this host, and uv could not bring it: install it there, or give the host a way to PyPI"
-      rm -rf "$HOME/.podway/python-@VERSION@"
+      rm -rf "$made"
       exit 1
     fi
   fi
-  . "$HOME/.podway/python-@VERSION@/bin/activate"
+  . "$made/bin/activate"
 }
 podway_python
 """

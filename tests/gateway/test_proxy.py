@@ -409,6 +409,38 @@ def test_a_websocket_is_under_way_until_it_closes(monkeypatch: pytest.MonkeyPatc
     run(test)
 
 
+def test_a_connection_that_was_promised_to_stay_open_takes_one_more_request() -> None:
+    """The head of a stream went out before the gateway began to end: its client may send the next request at any moment."""
+
+    async def test() -> None:
+        gate = asyncio.Event()
+
+        async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            if seen.target == "/small":
+                await says(b"ok")(seen, writer)
+                return
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            writer.write(b"2\r\nhi\r\n")
+            await gate.wait()
+            writer.write(b"0\r\n\r\n")
+
+        async with live(Replica("a", answer)) as up:
+            reader, writer = await asyncio.open_connection("127.0.0.1", up.port)
+            writer.write(b"GET /services/chat/stream HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"close" not in await reader.readuntil(b"hi\r\n")
+            stopping = asyncio.ensure_future(up.running.stop(60.0))
+            await _until(lambda: not up.gateway.ready)
+            gate.set()
+            await reader.readuntil(b"0\r\n\r\n")
+            await asyncio.sleep(0)  # the gateway knows that the answer has ended
+            writer.write(b"GET /services/chat/small HTTP/1.1\r\nhost: x\r\n\r\n")
+            last = await reader.read(-1)
+            assert last.startswith(b"HTTP/1.1 200") and b"connection: close" in last and last.endswith(b"ok")
+            await stopping
+
+    run(test)
+
+
 def test_a_websocket_is_read_no_faster_than_its_replica_takes_it() -> None:
     async def test() -> None:
         gate = asyncio.Event()

@@ -1,6 +1,5 @@
 """The network of a simulated cluster reaches the outside under this machine's address."""
 
-import os
 import secrets
 import shutil
 import subprocess
@@ -26,7 +25,7 @@ def run(*words: str) -> str:
 @pytest.fixture
 def outside() -> Iterator[tuple[str, str]]:
     """A network that knows the way to this machine and to nothing behind it: its name, and this machine's address there."""
-    name, net = f"pwo-{os.getpid() % 10000}", f"198.19.{secrets.randbelow(250)}"
+    name, net = f"pwo-{secrets.token_hex(4)}", f"198.19.{secrets.randbelow(250)}"  # the kernel lets go of a name late
     run("ip", "netns", "add", name)
     try:
         run("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)

@@ -281,11 +281,12 @@ class ClientConnection(SocketProtocol):
             self._requests.popleft()
             if self.on_tunnel is not None:
                 return
-            if not request.keep_alive or not request.whole or self.draining:
+            if not request.keep_alive or not request.whole:
                 break
             self.resume_reading()
             if not self._requests and self._reading is None:
-                self._limit(IDLE_S)
+                # An answer that began before the drain promised to take another request.
+                self._limit(DRAIN_IDLE_S if self.draining else IDLE_S)
         self.close()
 
     def _limit(self, seconds: float | None) -> None:

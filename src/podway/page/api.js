@@ -97,18 +97,21 @@ async function pieces(response, end, onPiece) {
 // Lines of a stream, each decoded. `signal` ends it from here.
 export const lines = async (path, signal, onLine) => pieces(await fetch(path, { signal }), "\n", (line) => onLine(JSON.parse(line)));
 
-// A request answered by server-sent events, each decoded.
+// A request answered by server-sent events, each decoded; whether the stream said that it was whole.
 export const events = (path, body, signal, onEvent) => again(() => sendForEvents(path, body, signal, onEvent));
 
 async function sendForEvents(path, body, signal, onEvent) {
   const headers = { "content-type": "application/json", "x-podway-csrf": csrf };
   const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+  let whole = false;
   await pieces(response, /\r?\n\r?\n/, (piece) => {
     for (const line of piece.split(/\r?\n/)) {
       const data = line.startsWith("data:") ? line.slice(5).trim() : "";
-      if (data && data !== "[DONE]") onEvent(JSON.parse(data));
+      if (data === "[DONE]") whole = true;
+      else if (data) onEvent(JSON.parse(data));
     }
   });
+  return whole;
 }
 
 const SILENCE_MS = 50_000; // the stream shows a sign of life every 20 s: a connection that is silent for longer is dead

@@ -160,7 +160,7 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
     draw();
     try {
       const messages = asked.filter((message) => !message.failed).map(({ role, content }) => ({ role, content }));
-      await events(`${one.path}/chat`, chatBody(name, system, messages, parameters, plain), stop.current.signal, (event) => {
+      const whole = await events(`${one.path}/chat`, chatBody(name, system, messages, parameters, plain), stop.current.signal, (event) => {
         if (event.error) throw new ApiError(502, event.error.message || "The model failed.", "");
         const choice = (event.choices && event.choices[0]) || {};
         const piece = choice.text || (choice.delta && choice.delta.content);
@@ -173,6 +173,7 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
         if (event.usage && event.usage.completion_tokens) reply.tokens = event.usage.completion_tokens;
         draw();
       });
+      if (!whole) throw new ApiError(0, "The answer broke off: the model's server does not answer.", "Try again.");
     } catch (problem) {
       if (problem.name !== "AbortError") {
         setError(problem instanceof ApiError ? problem : new ApiError(0, "The server does not answer.", "Try again."));
@@ -194,7 +195,7 @@ function Side({ index, one, served, sent, system, parameters, plain, choose, onB
       ${busy ? html`<button onClick=${() => stop.current.abort()}>Stop</button>` : null}</header>
     <div class="talk" ref=${end} tabindex="0" role="log" aria-label=${`Conversation with ${name || "the model"}`}>
       ${talk.length ? null : html`<p class="muted">What ${name || "the model"} answers shows here.</p>`}
-      ${talk.filter((message) => message.role === "user" || !message.failed).map((message, at) => html`<div key=${at} class=${`message ${message.role}`}><p>${message.content || (message.ended === null ? "…" : "")}</p>
+      ${talk.filter((message) => message.role === "user" || !message.failed).map((message, at) => html`<div key=${at} class=${`message ${message.role}`}><p>${message.content || (message.ended === null ? "…" : "(no text)")}</p>
         ${message.role === "assistant" && message.first ? html`<span class="muted tabular small">first token ${duration((message.first - message.began) / 1000)}, ${speed(message)}, ${message.tokens} tokens</span>` : null}</div>`)}
     </div>
     <${Problem} error=${error || (found.error && !talk.length ? found.error : null)} />
