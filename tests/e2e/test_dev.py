@@ -29,7 +29,7 @@ SOON = Autostop(idle_minutes=0.05, wait_for="jobs_and_ssh")
 SEED = """type: dev-environment
 name: vscode-tpu
 
-python: 3.11
+python: {python}
 ide: vscode
 init:
   - echo prepared >> ~/prepared
@@ -108,7 +108,7 @@ def fetched(port: str) -> bytes:
 def test_a_dev_environment_on_a_simulated_slice(pod: Podway, tmp_path: Path) -> None:
     port = free_port()
     file = tmp_path / "dev.dstack.yml"
-    file.write_text(SEED.format(port=port, inactivity="1h"))
+    file.write_text(SEED.format(port=port, inactivity="1h", python=".".join(map(str, sys.version_info[:2]))))
     pod.start()
     with typed(pod, tmp_path / "1", "apply", "-f", str(file), "-y") as terminal:
         home = terminal.shows(r"Open in VS Code:  vscode://vscode-remote/ssh-remote\+vscode-tpu(\S+)/sky_workdir")[1]
@@ -249,7 +249,9 @@ def test_a_dev_environment_on_the_sandbox_cloud(pod: Podway, tmp_path: Path) -> 
     if why_not:
         pytest.skip(why_not)
     file = tmp_path / "dev.dstack.yml"
-    file.write_text(SEED.format(port=8000, inactivity="1h"))
+    show = "import sys; print('%d.%d' % sys.version_info[:2])"
+    there = subprocess.run(["/usr/bin/python3", "-c", show], capture_output=True, text=True, check=True).stdout.strip()
+    file.write_text(SEED.format(port=8000, inactivity="1h", python=there))
     with running_sandbox(tmp_path / "cloud") as sandbox:
         (pod.home / "gcp.yaml").write_text("ssh_user: root\n")  # the sandbox's hosts have no sudo
         env = sandbox.environment(tmp_path)
