@@ -10,11 +10,11 @@
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from podway.errors import UserError
-from podway.task.yamlfile import Mapping, Node, Scalar, Sequence, one_line
+from podway.task.yamlfile import Mapping, Node, Scalar, Sequence, one_line, parse
 
 _DECIMAL = re.compile(r"[-+]?[0-9][0-9_]*")
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_./~-]+")
@@ -224,6 +224,20 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     folded = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower()[:80], folded, n=1, cutoff=0.6)
     return folded[close[0]] if close else None
+
+
+def read_mapping(data: bytes, path: str, known: Collection[str]) -> Field | None:
+    """The one mapping of a file of settings, with none but these keys; None for an empty file."""
+    documents = parse(data, path)
+    if not documents:
+        return None
+    if len(documents) > 1:
+        raise UserError(f"{path}:1:1: the file holds several documents", "write one mapping")
+    root = Field(path, documents[0])
+    for key, field in root.entries().items():
+        if key not in known:
+            raise field.error("unknown key", did_you_mean(key, known))
+    return root
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

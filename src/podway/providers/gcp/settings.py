@@ -26,9 +26,7 @@ from typing import Any
 
 import msgspec
 
-from podway.errors import UserError
-from podway.task.fields import Field, did_you_mean
-from podway.task.yamlfile import parse
+from podway.task.fields import Field, read_mapping
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 KEYS = (
@@ -95,15 +93,9 @@ def read_settings(root: Path) -> Settings:
 
 def parse_settings(data: bytes, path: str) -> Settings:
     """The settings from the text of the file."""
-    documents = parse(data, path)
-    if not documents:
+    root = read_mapping(data, path, KEYS)
+    if root is None:
         return Settings()
-    if len(documents) > 1:
-        raise UserError(f"{path}:1:1: the file holds several documents", "write one mapping")
-    root = Field(path, documents[0])
-    for key, field in root.entries().items():
-        if key not in KEYS:
-            raise field.error("unknown key", did_you_mean(key, KEYS))
     found: dict[str, Any] = {key: _word(root, key, None) for key in ("network", "subnetwork", "service_account")}
     found["project"] = _word(root, "project", _PROJECT)
     found["owner"] = _word(root, "owner", _OWNER)

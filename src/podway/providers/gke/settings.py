@@ -20,9 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from podway.errors import UserError
-from podway.task.fields import Field, did_you_mean
-from podway.task.yamlfile import parse
+from podway.task.fields import Field, read_mapping
 
 FILE = "gke.yaml"
 DEFAULT_IMAGE = "python:3.12"
@@ -61,16 +59,9 @@ def read_settings(root: Path) -> GkeSettings:
 
 def parse_settings(data: bytes, path: str) -> GkeSettings:
     """The settings from the text of the file."""
-    documents = parse(data, path)
-    if not documents:
+    root = read_mapping(data, path, GkeSettings.__struct_fields__)
+    if root is None:
         return GkeSettings()
-    if len(documents) > 1:
-        raise UserError(f"{path}:1:1: the file holds several documents", "write one mapping")
-    root = Field(path, documents[0])
-    known = [field.name for field in msgspec.structs.fields(GkeSettings)]
-    for key, field in root.entries().items():
-        if key not in known:
-            raise field.error("unknown key", did_you_mean(key, known))
     names = {key: _name(found) for key in _NAMES if (found := root.get(key)) is not None}
     contexts, image, network = root.get("contexts"), root.get("image"), root.get("host_network")
     return GkeSettings(
