@@ -173,3 +173,16 @@ def test_chunks_of_several_tokens() -> None:
 
     outcome = followed([chunk(1), chunk(5), chunk(7)])
     assert len(outcome.gaps) == 6 and len(set(outcome.gaps)) == 2
+
+
+def test_an_answer_ends_with_its_last_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after it (why it ended, what it used) may come late and is no part of its gaps."""
+
+    def chunk(count: int, text: str, reason: str | None = None) -> dict[str, object]:
+        usage = {"prompt_tokens": 4, "completion_tokens": count}
+        return {"choices": [{"delta": {"content": text}, "finish_reason": reason}], "usage": usage}
+
+    clock = iter([1.0, 2.0, 4.0, 9.0])
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    outcome = followed([chunk(1, "a"), chunk(2, "b"), chunk(4, "cd"), chunk(4, "", "length")])
+    assert (outcome.first, outcome.ended, outcome.tokens, outcome.gaps) == (1.0, 4.0, 4, [1.0, 1.0, 1.0])

@@ -239,12 +239,14 @@ async def _follow(lines: AsyncIterator[bytes], outcome: Outcome) -> None:
         if usage:
             outcome.prompt_tokens, outcome.tokens = usage["prompt_tokens"], usage["completion_tokens"]
         if event.get("choices") and _has_tokens(event["choices"][0]):
-            chunks += 1
             new = outcome.tokens - counted if usage else 1
+            if new <= 0:  # a chunk that says only why the answer ended
+                continue
+            chunks += 1
             counted += new
             if outcome.first is None:
                 outcome.first = now
-            elif new > 0:
+            else:
                 outcome.gaps += [(now - last) / new] * new
             last = outcome.ended = now
     outcome.tokens = outcome.tokens or chunks
