@@ -19,6 +19,7 @@ from podway.hosts.agent import blocks, receive
 from podway.hosts.agent.blocks import LITERAL, STEP, BlockList, head, literal
 from podway.hosts.agent.packs import FRAME, FilesError
 from podway.hosts.agent.phase import RequestRefused
+from podway.hosts.agent.place import Place
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import scan
 
@@ -260,3 +261,27 @@ def test_a_host_takes_a_patch_of_what_is_in_place_and_refuses_one_of_what_is_not
     (host.home / "w/weights").write_bytes(os.urandom(10))  # a job's work
     with pytest.raises(RequestRefused, match="is not on this host"):
         host.call("files.apply", patched(NEW, OLD), dest="~/w", manifest_id=first.manifest.id)
+
+
+def test_a_file_that_nobody_touched_is_not_read_to_see_that_it_is_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path / "host")
+    later = bytes([OLD[0] ^ 1]) + OLD[1:]  # of the same size
+    build(tmp_path / "old", {b"weights": ("file", 0o644, OLD)})
+    build(tmp_path / "new", {b"weights": ("file", 0o644, later)})
+    first, second = scan(tmp_path / "old"), scan(tmp_path / "new")
+    host.bring(first)
+    data = second.manifest.encode()
+    manifest = FRAME.pack(bytes.fromhex(second.manifest.id), len(data)) + data
+    monkeypatch.setattr(Place, "digest", lambda *_: pytest.fail("the file was read"))
+    reply, _ = host.call("files.apply", manifest + patched(OLD, later), dest="~/w", manifest_id=second.manifest.id)
+    assert reply["written"] == 1 and (host.home / "w/weights").read_bytes() == later
+
+
+def test_a_content_is_cut_once_for_all_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = BlobStore(tmp_path)
+    name = store.put(OLD)
+    assert store.blocks(name).rows == blocks_of(OLD).rows
+    monkeypatch.setattr(BlockList, "of", lambda *_: pytest.fail("it was cut again"))
+    assert store.blocks(name).rows

@@ -4,10 +4,11 @@ Flow: 1. a client asks what is `missing` and uploads one pack with just that (`r
 agent/packs.py): of a large content that it changed, the blocks that none of the old content's `blocks` are, and of one whose
 upload broke off, what has not `arrived`. 2. `sync.py` sends contents on to hosts (`open`, `size`). 3. `gc` drops what no manifest
 in use names.
-A blob appears under its name only when it is whole and hashes to it. Nothing is held in memory.
+A blob appears under its name only when it is whole and hashes to it. No content is held in memory.
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -22,6 +23,7 @@ from podway.hosts.agent.blocks import LARGEST, BlockList
 
 # A blob is safe from `gc` this long after somebody uploaded it or was told that it is here.
 GRACE_S = 3600.0
+BLOCK_LISTS = 32
 
 
 class BlobStore:
@@ -30,6 +32,8 @@ class BlobStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A changed file is asked for twice: by whoever sends it here, and to send it on to hosts. A list has some 100 KB.
+        self._cut = functools.lru_cache(maxsize=BLOCK_LISTS)(self._cut_now)
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         """Which of these are not here, each once. Those that are here stay for at least `GRACE_S`."""
@@ -49,6 +53,9 @@ class BlobStore:
         """The blocks of a content, for the sender of a changed one: none if it is not here, or too large."""
         if self.missing([digest]) or (size := self.size(digest)) > LARGEST:
             return BlockList.of(io.BytesIO(), 0)
+        return self._cut(digest, size)
+
+    def _cut_now(self, digest: str, size: int) -> BlockList:
         with self.open(digest) as file:
             return BlockList.of(file, size)
 

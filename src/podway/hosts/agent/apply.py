@@ -68,8 +68,8 @@ def _holds(
 ) -> bool:
     if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
         return False
-    if known == (entry.sha256, fingerprint_of(found)):
-        return True
+    if known is not None and known[1] == fingerprint_of(found):
+        return known[0] == entry.sha256  # it is as the last apply left it
     return place.digest(entry.path) == entry.sha256
 
 

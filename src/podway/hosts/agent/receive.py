@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PART_LEAST = 1 << 20  # of smaller contents nothing is kept: to send them again costs no more than to ask
 _MOST = 1 << 50
+_PIECE = 256 << 10  # what is hashed and written at once: it stays in the processor's cache
 _PART = ".part."
 
 
@@ -153,13 +154,15 @@ class Receiver:
 
     def _copy(self, offset: int, length: int) -> None:
         assert self._base is not None
-        self._base.seek(offset)
+        piece = memoryview(
+            bytearray(min(length, _PIECE))
+        )  # one for all: a new one for each read costs more than the read
         while length:
-            data = self._base.read(min(length, CHUNK))
-            if not data:
+            count = os.preadv(self._base.fileno(), [piece[:length]], offset)
+            if not count:
                 raise FilesError("the base of blob %s is shorter than it was" % self._digest[:12])
-            length -= len(data)
-            self._add(memoryview(data))
+            offset, length = offset + count, length - count
+            self._add(piece[:count])
 
     def _add(self, part: memoryview) -> None:
         assert self._file is not None
