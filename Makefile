@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test system-packages clients axe lint soak bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot bench-page screenshots clean
+.PHONY: help setup demo test system-packages clients axe lint soak bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot bench-files bench-page screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,6 +71,9 @@ bench-train: setup  ## The training step on this machine, small: a table
 
 bench-aot: setup  ## Training steps and serving programs through the TPU compiler, without a TPU: writes docs/aot.md
 	$(BIN)/python -m tools.bench.aot
+
+bench-files: setup  ## How many task files of SkyPilot and dstack are accepted, and why the others are not: FOLDERS="their checkouts"
+	$(BIN)/python -m tools.bench.files $(FOLDERS)
 
 bench-page: setup system-packages  ## The web page against its budgets: size, first paint, frames, memory (3 minutes): docs/benchmarks.md
 	$(BIN)/python -m tools.bench.page

@@ -330,7 +330,7 @@ def _fetches(task: Task) -> str:
         if isinstance(source, Git):
             lines.append(_clone(mount.target, source.url, source.ref, source.hash))
         elif isinstance(source, Url):
-            target = _quoted(mount.target)
+            target = quoted_path(mount.target)
             address = shlex.quote(source.url)
             if task.secrets:  # the shell has them in its environment
                 names = {name: f"'\"${{{name}}}\"'" for name in task.secrets}
@@ -340,7 +340,7 @@ def _fetches(task: Task) -> str:
 
 
 def _clone(target: str, url: str, ref: str | None, commit: str | None) -> str:
-    into, source = _quoted(target), shlex.quote(url)
+    into, source = quoted_path(target), shlex.quote(url)
     want = shlex.quote(commit or ref or "")
     checkout = (
         f" && git -C {into} fetch -q origin {want} && git -C {into} checkout -q FETCH_HEAD" if want != "''" else ""
@@ -349,6 +349,6 @@ def _clone(target: str, url: str, ref: str | None, commit: str | None) -> str:
     return f"if [ -d {into}/.git ]; then {update}; else git clone -q {source} {into}; fi{checkout} || exit 1"
 
 
-def _quoted(path: str) -> str:
+def quoted_path(path: str) -> str:
     """Quoted for bash, with a leading ~ still standing for the home."""
     return '"$HOME"' + shlex.quote(path[1:]) if path.startswith("~/") else shlex.quote(path)

@@ -1,6 +1,7 @@
 """dstack files: tasks, services, dev environments, and what is refused or noted by name."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -241,7 +242,7 @@ priority: 7
         ("spot_policy: never", "not a known value"),
         ("priority: 101", "too large"),
         ("schedule: {cron: '* * * * *'}", "cron"),
-        ("working_dir: relative", "not an absolute path"),
+        ("working_dir: ../elsewhere", "is not below the repository"),
         ("shell: fish", "not a shell"),
         ("backends: [aws]", "aws has no TPUs"),
         ("backends: [gpc]", "not a cloud"),
@@ -359,9 +360,64 @@ def test_groups_that_are_alike_are_one_run() -> None:
     found = read(groups)
     assert (found.slices, found.run, types(found)) == (2, "x\n", ["v6e-8"])
     assert read(groups + "- {name: b, nodes: 1, commands: [x], resources: {gpu: v6e-8}}\n").slices == 3
-    assert "groups that differ" in refused(groups + "- {name: b, commands: [y]}\n").what
+    assert "different machines" in refused(groups + "- {name: b, commands: [y]}\n").what
     assert "beside groups" in refused(groups + "nodes: 3\n").what
     assert "no group" in refused("type: task\ngroups: []\n").what
+
+
+def test_the_nodes_of_groups_that_differ_run_their_own_commands() -> None:
+    """One gang: the script is the same on every host, and chooses by the slice it is on."""
+    text = """
+type: task
+groups:
+- {name: head, nodes: 1, commands: ['echo head for ${{ groups[1].nodes[1].IP_ADDRESS }}'], ports: [8265]}
+- {name: workers, nodes: 2, commands: ['false', 'echo never'], ports: [8000]}
+- {nodes: 1, commands: ['echo ask ${{ groups[0].nodes[0].IP_ADDRESS }}']}
+"""
+    found = read(text, tpus="v6e-8")
+    assert found.slices == 4 and found.ports == ("8265:8265",)
+    assert "groups[1].ports: ports are forwarded from the first node only" in found.notes
+    addresses = [f"10.0.0.{number}" for number in range(8)]  # two hosts a slice
+
+    def run(slice_id: int) -> tuple[int, str]:
+        env = {
+            "PODWAY_SLICE_ID": str(slice_id),
+            "DSTACK_NODES_NUM": "8",
+            "DSTACK_NODES_IPS": "\n".join(addresses),
+            "DSTACK_MASTER_NODE_IP": addresses[0],
+            "PATH": os.environ["PATH"],
+        }
+        ended = subprocess.run(["sh", "-c", found.run], env=env, capture_output=True, text=True, check=False)
+        return ended.returncode, ended.stdout.strip()
+
+    assert run(0) == (0, "head for 10.0.0.4")
+    assert run(1) == run(2) == (1, "")
+    assert run(3) == (0, "ask 10.0.0.0")
+    assert "not a node of this run" in refused(text.replace("nodes[1]", "nodes[2]"), tpus="v6e-8").what
+    assert "say how many nodes" in refused(text, tpus="v6e-8", num_nodes=2).what
+
+
+def test_a_router_in_a_group_of_its_own_is_left_to_the_gateway() -> None:
+    text = "type: service\nport: 80\ngroups: [{commands: [r], router: {type: smg}}, {replicas: 2, commands: [w]}]"
+    found = read(text)
+    assert found.run == "w\n" and found.service and found.service.scaling.min_replicas == 2
+    assert any("a router is not started" in note for note in found.notes)
+    assert "address of their router" in refused(text.replace("[w]", "['x $DSTACK_ROUTER_INTERNAL_IP']")).what
+    assert "replicas that differ" in refused(text.replace("]}]", "]}, {commands: [d]}]")).what
+
+
+def test_a_secret_in_the_header_of_a_probe_stays_there_by_name() -> None:
+    text = "type: service\nport: 80\ncommands: [x]\nprobes: [{type: http, headers: [{name: A, value: 'k ${{ secrets.K }}'}]}]"
+    found = read(text, secrets=("K=hidden",))
+    assert found.service and found.service.probes[0].headers == {"A": "k ${K}"} and found.secrets == {"K": "hidden"}
+    assert "--secret K" in refused(text).hint
+
+
+def test_paths_of_older_files() -> None:
+    """A working directory below the repository, and a volume whose path ends with a slash."""
+    assert task("working_dir: examples/x/").working_dir == "~/sky_workdir/examples/x"
+    (volume,) = task("volumes: ['/cache/:/root/.cache/']").volumes
+    assert (volume.instance_path, volume.path) == ("/cache", "/root/.cache")
 
 
 def test_service_scaling_and_groups() -> None:
@@ -378,7 +434,7 @@ def test_service_scaling_and_groups() -> None:
     for key in ("replicas", "groups"):
         found = read(group.format(key))
         assert found.service and found.service.scaling.max_replicas == 2 and types(found) == ["v6e-8"]
-        assert "groups that differ" in refused(group.format(key) + "- {count: 1, commands: [y]}\n").what
+        assert "replicas that differ" in refused(group.format(key) + "- {count: 1, commands: [y]}\n").what
     assert "router" in refused("type: service\nport: 80\ngroups: [{commands: [x], router: sglang}]").what
 
 
@@ -405,7 +461,7 @@ def test_service_scaling_and_groups() -> None:
         ("probes: [{type: tcp}]", "not a known value"),
         ("probes: [{url: /}]", "`type` is required"),
         ("env: {S: x}\nprobes: [{type: http, url: '/${{ env.NOPE }}'}]", "has no value here"),
-        ("probes: [{type: http, url: '/${{ secrets.S }}'}]", "cannot be used in a probe"),
+        ("probes: [{type: http, url: '/${{ secrets.S }}'}]", "cannot be used here"),
     ],
 )
 def test_wrong_services(text: str, says: str) -> None:

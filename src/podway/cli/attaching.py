@@ -11,6 +11,7 @@ from podway.cli.ssh_names import offer_ssh_name
 from podway.cli.watching import follow
 from podway.control.records import ENDED
 from podway.errors import UserError
+from podway.launch import WORKDIR
 from podway.quantities import format_duration
 from podway.server.api import ClusterView, JobView
 from podway.server.client import Client
@@ -59,7 +60,8 @@ def attach(
 
 def _page(cluster: ClusterView, job: JobView | None, shell: str, links: Sequence[str]) -> str:
     name = shell.removeprefix("ssh ") if shell.startswith("ssh ") else cluster.name
-    path = (job.working_dir if job else "") or f"{cluster.hosts[0].home}/sky_workdir"
+    path = (job.working_dir if job else "") or WORKDIR
+    path = cluster.hosts[0].home + path[1:] if path.startswith("~") else path
     lines = [f"Attached to {cluster.name}."]
     if job is not None and (link := ide_link(job.ide, name, path)):
         lines.append(f"Open in {NAMES[job.ide]}:  {link}")

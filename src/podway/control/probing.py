@@ -23,7 +23,7 @@ MARGIN_S = 15.0  # beyond a probe's own limit, for the way to its host
 
 
 def with_secrets(probes: tuple[Probe, ...], secrets: Mapping[str, str]) -> tuple[Probe, ...]:
-    """The probes of a SkyPilot service as they are sent: its file's secrets stand in headers and JSON bodies by name."""
+    """The probes of a service as they are sent: its file's secrets stand in headers and SkyPilot's JSON bodies by name."""
     return tuple(
         msgspec.structs.replace(
             one,

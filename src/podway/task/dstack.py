@@ -1,7 +1,7 @@
 """A dstack configuration (task, service or dev-environment), read into a `Task`.
 
 1. `type` picks the table of keys the file is checked against; types that are no runs are refused with what to use.
-2. Groups are folded into the run: one group, or several that are alike, are the run itself; others are refused.
+2. Groups are folded into the run (`dstack_groups.py`): one gang, whose nodes run the script of their group.
 3. Variables are settled: a bare `- NAME` comes from a flag or from the local environment, `${{ secrets.X }}` from
    `--secret`, and makes its variable a secret.
 4. Each part is read by its own function; commands become one script.
@@ -15,19 +15,20 @@ from pathlib import Path
 
 from podway.task.commands import join_commands, join_words
 from podway.task.dstack_files import read_dstack_volumes, read_files, read_repos
+from podway.task.dstack_groups import Group, by_slice, differing_slices, node_address, read_groups
 from podway.task.dstack_keys import OTHER_TYPES, PYTHONS, TABLES
 from podway.task.dstack_resources import read_idle, read_resources, read_retry, read_stop_duration
 from podway.task.dstack_service import read_service
 from podway.task.environment import Declared, Overrides, Supplied, interpolate, settle, supplied
 from podway.task.fields import Field, FlagField, Layers, did_you_mean
+from podway.task.mounts import WORKDIR_NAME, settled
 from podway.task.paths import LocalMachine, absolute
 from podway.task.problems import Problems
 from podway.task.shapes import check
-from podway.task.task import DevEnvironment, FileMount, Git, LocalDir, Registry, Task
+from podway.task.task import DevEnvironment, FileMount, Git, LocalDir, Registry, Resources, Task
 from podway.task.values import ENV_NAME, dstack_name, duration_or_off, port_mapping
 
 _PASSWORD = "PODWAY_REGISTRY_PASSWORD"
-_FIRST_NODE = re.compile(r"groups\[0\]\.nodes\[0\]\.IP_ADDRESS")
 
 
 def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Task:
@@ -35,7 +36,8 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
     notes: list[str] = []
     problems = Problems()
     check(root, TABLES[kind], notes, problems)
-    group, nodes = _groups(root, kind)
+    groups = read_groups(root, kind, notes)
+    group = groups[0].field if groups else None
     run = Layers(group, root) if group else Layers(root)
     given = supplied(overrides)
     read = problems.read
@@ -43,7 +45,13 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
     registry = read(lambda: _registry(run, given, env, secrets), None)
     local = LocalMachine((base,), overrides.local_env)
     workdir, mounts = read(lambda: _files(run, overrides, local, cwd, notes), (None, []))
-    volumes, opened, priority, tags = (run.get(key) for key in ("volumes", "ports", "priority", "tags"))
+    volumes, priority, tags = (run.get(key) for key in ("volumes", "priority", "tags"))
+    opened = run.get("ports")
+    notes += [
+        f"{at.path}: ports are forwarded from the first node only"
+        for one in groups[1:]
+        if (at := one.field.get("ports"))
+    ]
     limit = run.get("max_duration")
     if _word(run, "startup_order") not in (None, "any"):
         notes.append("startup_order: all hosts start together, as one gang")
@@ -54,9 +62,11 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
         name=read(lambda: _name(root, overrides), None),
         kind=kind,  # type: ignore[arg-type]
         dialect="dstack",
-        resources=read(lambda: read_resources(run, overrides, notes), ()),
-        slices=read(lambda: _slices(root, overrides, nodes), 1),
-        run=overrides.run if overrides.run is not None else read(lambda: _script(run, kind, overrides, notes), ""),
+        resources=read(lambda: _resources(root, run, groups, overrides, notes), ()),
+        slices=read(lambda: _slices(root, overrides, groups), 1),
+        run=overrides.run
+        if overrides.run is not None
+        else read(lambda: _scripts(root, run, groups, overrides, notes), ""),
         shell=read(lambda: _shell(run), ""),
         python=read(lambda: _python(run), None),
         user=read(lambda: _user(run, notes), None),
@@ -95,40 +105,32 @@ def _kind(root: Field) -> str:
     return kind
 
 
-def _groups(root: Field, kind: str) -> tuple[Field | None, int]:
-    """(the group that stands for all of them, how many nodes they have together)."""
-    field = root.get("groups")
-    replicas = root.get("replicas")
-    if field is None and kind == "service" and replicas and replicas.is_list:
-        field = replicas
-    if field is None:
-        return None, 0
-    groups = field.items()
-    if not groups:
-        raise field.error("no group is listed", "list one, or remove the key")
-    own = ("nodes", "commands", "resources") if kind == "task" else ("commands", "resources", "scaling")
-    for key in own:
-        beside = root.get(key)
-        if beside:
-            raise beside.error("it is given beside groups", "put it into the group, or remove the groups")
-    alike = [{k: v for k, v in _plain(group).items() if k not in ("name", "nodes")} for group in groups]
-    if len(groups) > 1 and (kind == "service" or any(one != alike[0] for one in alike)):
-        raise groups[1].error("groups that differ cannot be one run here", "write a file for each group and run each")
-    return groups[0], sum(nodes.integer() if (nodes := group.get("nodes")) else 1 for group in groups)
+def _layers(root: Field, groups: tuple[Group, ...]) -> list[Layers]:
+    """The run as each group sees it."""
+    return [Layers(group.field, root) for group in groups] or [Layers(root)]
 
 
-def _plain(field: Field) -> dict[str, object]:
-    return {key: value.plain() for key, value in field.entries().items()}
+def _resources(
+    root: Field, run: Layers, groups: tuple[Group, ...], overrides: Overrides, notes: list[str]
+) -> tuple[Resources, ...]:
+    found = [read_resources(one, overrides, notes) for one in _layers(root, groups)]
+    for group, one in zip(groups, found, strict=False):
+        if {each.accelerator for each in one} != {each.accelerator for each in found[0]}:
+            raise differing_slices(group)
+    return found[0]
 
 
-def _slices(root: Field, overrides: Overrides, grouped: int) -> int:
+def _slices(root: Field, overrides: Overrides, groups: tuple[Group, ...]) -> int:
+    if overrides.num_nodes is not None and len(groups) > 1:
+        flag = FlagField("--num-nodes", str(overrides.num_nodes))
+        raise flag.error("the groups of the file say how many nodes each has", "change `nodes` in the file")
     if overrides.num_nodes is not None:
         if not 1 <= overrides.num_nodes <= 10_000:
             flag = FlagField("--num-nodes", str(overrides.num_nodes))
             raise flag.error(f"{overrides.num_nodes} is out of range", "must be at least 1 and at most 10,000")
         return overrides.num_nodes
     nodes = root.get("nodes")
-    return nodes.integer() if nodes else grouped or 1
+    return nodes.integer() if nodes else groups[-1].first + groups[-1].nodes if groups else 1
 
 
 def _environment(run: Layers, given: Supplied, local: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -203,11 +205,18 @@ def _name(root: Field, overrides: Overrides) -> str | None:
     return dstack_name(field) if field else None
 
 
-def _script(run: Layers, kind: str, overrides: Overrides, notes: list[str]) -> str:
+def _scripts(root: Field, run: Layers, groups: tuple[Group, ...], overrides: Overrides, notes: list[str]) -> str:
+    """The script of the run; of several groups, each node runs that of its own."""
+    kind = _kind(root)
+    scripts = [_script(one, kind, groups, overrides, notes) for one in _layers(root, groups)]
+    return scripts[0] if len(scripts) == 1 else by_slice(groups, scripts)
+
+
+def _script(run: Layers, kind: str, groups: tuple[Group, ...], overrides: Overrides, notes: list[str]) -> str:
     if kind == "dev-environment":
         if overrides.run_args:
             raise _unused_args(overrides)
-        init = _commands(run, "setup", overrides) + _commands(run, "init", overrides)
+        init = _commands(run, "setup", groups, overrides) + _commands(run, "init", groups, overrides)
         entrypoint = run.get("entrypoint")
         if entrypoint:
             raise entrypoint.error("a dev environment has no entrypoint", "put the command into `init`")
@@ -215,7 +224,7 @@ def _script(run: Layers, kind: str, overrides: Overrides, notes: list[str]) -> s
     old = run.get("setup")
     if old:
         notes.append(f"{old.path}: dstack ignores it too; put it into `commands`")
-    commands = _commands(run, "commands", overrides)
+    commands = _commands(run, "commands", groups, overrides)
     if overrides.run_args and not any("run.args" in one.text() for one in _items(run, "commands")):
         raise _unused_args(overrides)
     entrypoint = run.get("entrypoint")
@@ -234,13 +243,13 @@ def _items(run: Layers, key: str) -> list[Field]:
     return field.items() if field else []
 
 
-def _commands(run: Layers, key: str, overrides: Overrides) -> list[str]:
+def _commands(run: Layers, key: str, groups: tuple[Group, ...], overrides: Overrides) -> list[str]:
     def filled(at: Field) -> str:
         def known(word: str) -> str | None:
             if word == "run.args":
                 return shlex.join(overrides.run_args)
-            if _FIRST_NODE.fullmatch(word):
-                return "$DSTACK_MASTER_NODE_IP"
+            if address := node_address(word, groups, at):
+                return address
             if word.startswith("secrets."):
                 name = word.removeprefix("secrets.")
                 raise at.error(
@@ -300,8 +309,13 @@ def _working_dir(run: Layers) -> str | None:
     if field is None:
         return None
     path = field.words()
-    if not path.startswith("/"):
-        raise field.error(f"{field.found} is not an absolute path", "begin it with /")
+    if not path.startswith("/"):  # dstack of old: below the repository
+        inside = settled(path)
+        if inside is None or path.startswith("~") or inside.startswith("~"):
+            raise field.error(
+                f"{field.found} is not below the repository", "begin it with /, or name a directory of it"
+            )
+        return f"~/{WORKDIR_NAME}/{inside}".rstrip("/")
     return absolute(path, Path("/"), {})
 
 

@@ -95,7 +95,8 @@ def read_dstack_volumes(field: Field) -> list[Volume]:
             source, _, path = one.words().partition(":")
             name, host = (None, source) if "/" in source else (source, None)
         _check_volume(one, name, host, path)
-        found.append(Volume(path=path, name=name, instance_path=host, optional=optional))
+        host = posixpath.normpath(host) if host else None
+        found.append(Volume(path=mount_target(one, path), name=name, instance_path=host, optional=optional))
     return found
 
 

@@ -146,7 +146,7 @@ _BASE: dict[str, Key] = {
     "user": _about(Text(), "The user in the image: a name or number, perhaps with :GROUP."),
     "shell": _about(Text(), "sh, bash or the path of a shell."),
     "entrypoint": _about(Text(), "A program that gets the commands as its arguments."),
-    "working_dir": _about(Text(), "An absolute path to start in."),
+    "working_dir": _about(Text(), "Where to start: an absolute path, or one below the repository."),
     "home_dir": _about(Text(), "Of old versions.", note="dstack ignores it too"),
     "registry_auth": _about(
         Table(
@@ -265,7 +265,7 @@ TASK = Table(
                     }
                 )
             ),
-            "Groups of nodes; they must be alike.",
+            "Groups of nodes, each with its own commands; all on the same slice.",
         ),
     },
     required=("type",),
@@ -284,10 +284,6 @@ _SCALING = Table(
     },
     required=("metric", "target"),
 )
-_ROUTER = (
-    "a router of another engine cannot be used",
-    "remove `router`: the gateway sends a request to a free replica",
-)
 _REPLICA_GROUP = Table(
     keys={
         "name": _about(Text(), "The group.", note=_GROUP_NOTE),
@@ -299,7 +295,7 @@ _REPLICA_GROUP = Table(
         "reservation": _PROFILE["reservation"],
         **{name: _BASE[name] for name in ("image", "python", "docker", "nvcc", "privileged")},
         **_COMMANDS,
-        "router": _about(Anything(), "sglang or dynamo.", refuse=_ROUTER),
+        "router": _about(Anything(), "A router of another engine, in a group of its own."),
     }
 )
 _MODEL = Either(

@@ -113,13 +113,19 @@ def _probes(
 
 
 def _probe(field: Field, env: Mapping[str, str], secrets: Mapping[str, str]) -> Probe:
-    def filled(part: Field) -> str:
+    def filled(part: Field, *, sealed: bool = False) -> str:
+        """`sealed`: secrets stay in the text by name, for the server to fill in when it probes."""
+
         def known(name: str) -> str | None:
             space, _, variable = name.partition(".")
             if space == "secrets" or (space == "env" and variable in secrets):
+                if sealed and variable in secrets:
+                    return f"${{{variable}}}"
+                if sealed:
+                    raise part.error(f"the secret {variable} has no value", f"give it with `--secret {variable}`")
                 raise part.error(
-                    f"the secret {variable} cannot be used in a probe: probes are stored and shown",
-                    "give it as a plain variable if it may be seen",
+                    f"the secret {variable} cannot be used here: this part of a probe is stored and shown",
+                    "put it into a header, or give it as a plain variable if it may be seen",
                 )
             return env.get(variable) if space == "env" else None
 
@@ -137,7 +143,7 @@ def _probe(field: Field, env: Mapping[str, str], secrets: Mapping[str, str]) -> 
     for header in listed.items() if listed else ():
         name, value = header.get("name"), header.get("value")
         assert name is not None and value is not None  # the shape requires them
-        headers[name.words()] = filled(value)
+        headers[name.words()] = filled(value, sealed=True)
     timeout, interval = field.get("timeout"), field.get("interval")
     ready, until = field.get("ready_after"), field.get("until_ready")
     return Probe(

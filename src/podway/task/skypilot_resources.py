@@ -139,12 +139,12 @@ def _slice_options(layer: Layers, name: str, overrides: Overrides, notes: list[s
     args = layer.get("accelerator_args")
     if args is None:
         return SliceOptions()
-    version, topology = args.get("runtime_version"), args.get("topology")
+    version, topology, tpu_vm = (args.get(key) for key in ("runtime_version", "topology", "tpu_vm"))
     if overrides.tpus is not None and not _same_generation(layer, name):
-        for dropped in filter(None, (version, topology)):
+        for dropped in filter(None, (version, topology, tpu_vm)):
             _note(notes, f"{dropped.path}: not used, since --tpus names another TPU than the file")
-        version = topology = None
-    tpu_vm, queued = args.get("tpu_vm"), args.get("gcp_queued_resource")
+        version = topology = tpu_vm = None
+    queued = args.get("gcp_queued_resource")
     tpu_name, reservation, best_effort = (args.get(key) for key in ("tpu_name", "reservation", "best_effort"))
     is_vm = tpu_vm.flag() if tpu_vm else True
     if tpu_name and is_vm:

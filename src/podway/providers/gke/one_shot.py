@@ -11,7 +11,7 @@ nothing secret is printed or kept.
 import shlex
 
 from podway.errors import UserError
-from podway.launch import Launch
+from podway.launch import Launch, quoted_path
 from podway.order import Host, Order
 from podway.providers import Request
 from podway.providers.gke.manifests import (
@@ -211,7 +211,7 @@ def _script(name: str, order: Order, task: Task, user: str, phase: str) -> str:
 
 
 def _start(order: Order, task: Task) -> str:
-    cwd = '"$HOME/sky_workdir"' if task.working_dir is None else shlex.quote(task.working_dir)
+    cwd = '"$HOME/sky_workdir"' if task.working_dir is None else quoted_path(task.working_dir)
     return START.format(hosts=order.hosts_per_slice, folder=FOLDER, cwd=cwd, shell=shlex.quote(task.shell))
 
 

@@ -1,0 +1,115 @@
+"""dstack's groups: the nodes of a task, or the replicas of a service, by what they run.
+
+- One group, or several that are alike, are the run itself.
+- A task's groups that differ in their commands are one gang all the same: the script of each node is chosen by the number of its
+  slice. All get the same slice, that of the file or of `--tpus`.
+- A service's group with a `router` is left out where one other group is left: the gateway routes the requests. What needs the
+  router for more than routing (replicas that differ, replicas that ask for its address) is refused.
+"""
+
+import re
+from typing import NamedTuple
+
+from podway.errors import UserError
+from podway.task.fields import Field
+
+_ROUTER_ADDRESS = "DSTACK_ROUTER_INTERNAL_IP"
+_NODE_ADDRESS = re.compile(r"groups\[([0-9]{1,4})\]\.nodes\[([0-9]{1,4})\]\.IP_ADDRESS")
+
+
+class Group(NamedTuple):
+    """Nodes (of a task) that run the same; `first` is the number of its first node in the run."""
+
+    field: Field
+    first: int
+    nodes: int
+
+
+def read_groups(root: Field, kind: str, notes: list[str]) -> tuple[Group, ...]:
+    """The groups that must be told apart, in the order of the file; several of a task only. Empty for a file without groups."""
+    field = root.get("groups")
+    replicas = root.get("replicas")
+    if field is None and kind == "service" and replicas and replicas.is_list:
+        field = replicas
+    if field is None:
+        return ()
+    if not field.items():
+        raise field.error("no group is listed", "list one, or remove the key")
+    own = ("nodes", "commands", "resources") if kind == "task" else ("commands", "resources", "scaling")
+    for key in own:
+        beside = root.get(key)
+        if beside:
+            raise beside.error("it is given beside groups", "put it into the group, or remove the groups")
+    if kind == "service":
+        return (Group(_replicas(field.items(), notes), 0, 1),)
+    groups: list[Group] = []
+    for one in field.items():
+        nodes = one.get("nodes")
+        first = groups[-1].first + groups[-1].nodes if groups else 0
+        groups.append(Group(one, first, nodes.integer() if nodes else 1))
+    alike = [{key: value for key, value in _plain(one.field).items() if key not in ("name", "nodes")} for one in groups]
+    if all(one == alike[0] for one in alike):
+        return (Group(groups[0].field, 0, sum(one.nodes for one in groups)),)
+    return tuple(groups)
+
+
+def _replicas(groups: list[Field], notes: list[str]) -> Field:
+    """The one group of a service that has replicas."""
+    routers = [one for one in groups if one.get("router")]
+    others = [one for one in groups if one not in routers]
+    if len(others) > 1:
+        raise others[1].error(
+            "replicas that differ cannot be one service here", "write a service for each group, with a name of its own"
+        )
+    if not others:
+        raise routers[0].error(
+            "a router of another engine cannot be used",
+            "remove `router`: the gateway sends a request to a free replica",
+        )
+    commands = others[0].get("commands")
+    if routers and commands and any(_ROUTER_ADDRESS in one.text() for one in commands.items()):
+        raise commands.error(
+            "these replicas ask for the address of their router, and Podway's gateway is none of its kind",
+            "run the engine without its router: the gateway sends a request to a free replica",
+        )
+    notes.extend(
+        f"{one.path}: a router is not started: the gateway sends a request to a free replica" for one in routers
+    )
+    return others[0]
+
+
+def _plain(field: Field) -> dict[str, object]:
+    return {key: value.plain() for key, value in field.entries().items()}
+
+
+def node_address(word: str, groups: tuple[Group, ...], at: Field) -> str | None:
+    """The shell expression for dstack's `groups[G].nodes[N].IP_ADDRESS`; None for another word."""
+    match = _NODE_ADDRESS.fullmatch(word)
+    if match is None:
+        return None
+    group, node = int(match[1]), int(match[2])
+    nodes = groups[group].nodes if group < len(groups) else 0
+    if (group, node) == (0, 0):
+        return "$DSTACK_MASTER_NODE_IP"
+    if node >= nodes:
+        raise at.error(f"`{word}` is not a node of this run", "count groups and nodes from 0; or use $DSTACK_NODES_IPS")
+    slices = groups[-1].first + groups[-1].nodes
+    line = f"$(({groups[group].first + node} * DSTACK_NODES_NUM / {slices} + 1))"
+    return f'$(printf \'%s\\n\' "$DSTACK_NODES_IPS" | sed -n "{line}p")'
+
+
+def by_slice(groups: tuple[Group, ...], scripts: list[str]) -> str:
+    """One script for the whole gang: each node runs that of its group."""
+    lines: list[str] = []
+    for group, script in zip(groups, scripts, strict=True):
+        word = "elif" if lines else "if"
+        lines.append(f'{word} [ "$PODWAY_SLICE_ID" -lt {group.first + group.nodes} ]; then\n{script.rstrip()}')
+    return "\n".join([*lines, "fi", ""])
+
+
+def differing_slices(group: Group) -> UserError:
+    """The error for groups on machines of their own."""
+    return group.field.error(
+        "groups on different machines cannot be one run here",
+        "--tpus v6e-8 gives all of them the same slice; or write a file for each group",
+    )
