@@ -22,6 +22,7 @@ SLOWEST = (
 # Small programs are compiled by the hundred and run a few times each. Said before jax starts; processes that tests start inherit it.
 HURRY = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1"
 )
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HURRY}".strip()
 # What the machine's own user has set up of a cloud is not ours to use; tests name what they need.

@@ -1,4 +1,4 @@
-"""Simulated hosts while their cluster is deleted."""
+"""Simulated hosts while their cluster is deleted or stopped."""
 
 import asyncio
 import contextlib
@@ -68,5 +68,41 @@ def test_an_agent_that_starts_while_its_cluster_is_deleted_does_not_stay(
             assert processes(host.id) == [] and not (tmp_path / "local" / "gone").exists()
         finally:
             await kill_local_host(host.id)
+
+    asyncio.run(test())
+
+
+def test_an_agent_that_starts_while_its_cluster_is_stopped_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, over = threading.Event(), threading.Event()
+    furnish = local.furnish_home
+
+    def slowly(*words: Any) -> Any:
+        begun.set()
+        assert over.wait(60)
+        return furnish(*words)
+
+    async def test() -> None:
+        provider = LocalProvider(tmp_path)
+        seen = await bring_up(provider, provider.render("resting", order("local", "v6e-1", 1)))
+        (host,) = seen.hosts
+        try:
+            await provider._kill("resting")
+            monkeypatch.setattr(local, "furnish_home", slowly)
+            starting = asyncio.ensure_future(provider.ensure_agent(host))
+            assert await asyncio.to_thread(begun.wait, 60)
+            await provider.stop("resting")
+            over.set()
+            with contextlib.suppress(ProviderError, OSError):
+                await starting
+            assert processes(host.id) == []
+            with pytest.raises(ProviderError, match="is gone"):  # nor later, until it is started again
+                await provider.ensure_agent(host)
+            await provider.start("resting")
+            assert processes(host.id)
+        finally:
+            await provider.destroy("resting")
+        assert processes(host.id) == []
 
     asyncio.run(test())

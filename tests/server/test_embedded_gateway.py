@@ -49,3 +49,15 @@ def test_it_is_there_while_there_are_services(tmp_path: Path, monkeypatch: pytes
         until(server, tmp_path, False)
         assert isinstance(server._child, subprocess.Popen)
         server._child.wait(60)
+
+
+def test_a_start_that_fails_is_tried_less_and_less_often(tmp_path: Path) -> None:
+    """The server's home was deleted under it: it need not say so each second."""
+    server = EmbeddedGateway(tmp_path / "deleted", lambda: True)
+    failed = []
+    for second in range(200):
+        try:
+            server.look(float(second))
+        except FileNotFoundError:
+            failed.append(second)
+    assert failed == [0, 1, 3, 7, 15, 31, 63, 123, 183]

@@ -58,12 +58,10 @@ class EmbeddedGateway:
         running = running_gateway(self._folder)
         if self._needed():
             self._unused_since = None
-            if ended and running is None:
-                self._pause = min(2 * self._pause, AGAIN_S[1])
-            elif running is not None:
+            if running is not None:
                 self._pause = AGAIN_S[0]
-            if running is None and (self._child is None or ended) and now >= self._not_before:
-                self._not_before = now + self._pause
+            elif (self._child is None or ended) and now >= self._not_before:
+                self._not_before, self._pause = now + self._pause, min(2 * self._pause, AGAIN_S[1])
                 self._start()
         elif running is not None:
             self._unused_since = self._unused_since if self._unused_since is not None else now

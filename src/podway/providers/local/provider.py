@@ -48,7 +48,7 @@ from podway.providers.local.isolation import HostUser, check_isolation, choose_u
 from podway.providers.local.subnets import claim_subnet, host_address, release_subnet, subnet_of
 from podway.task.task import Resources
 
-GOING = "going"  # a file that says that the cluster is being deleted
+GOING = "going"  # a file that says that the hosts are being ended, for a stop or for good: nothing is started on them
 MOST_HOSTS = 128  # each host is a Python process; a laptop carries this many, and a 64-host pod is the usual rehearsal
 
 
@@ -156,8 +156,10 @@ class LocalProvider:
         place = self.root / name
         if not (place / "request.json").exists() or (place / "stopped").exists():
             return
+        write_atomically(place / GOING, b"")  # before the kill: see _start_agent
         await self._kill(name)
         write_atomically(place / "stopped", b"")
+        (place / GOING).unlink(missing_ok=True)
 
     async def start(self, name: str) -> None:
         """Start the agents again over the homes that were kept."""
@@ -165,6 +167,7 @@ class LocalProvider:
         if (place / "request.json").exists():
             (place / "ready").unlink(missing_ok=True)
             (place / "stopped").unlink(missing_ok=True)
+            (place / GOING).unlink(missing_ok=True)  # of a stop that broke off
             await self._start_agents(name)
 
     async def destroy(self, name: str) -> None:
@@ -294,7 +297,8 @@ class LocalProvider:
 
     def _is_wanted(self, name: str) -> bool:
         place = self.root / name
-        return (place / "request.json").exists() and not (place / GOING).exists()
+        ended = any((place / mark).exists() for mark in (GOING, "stopped"))
+        return (place / "request.json").exists() and not ended
 
     def _network(self, name: str) -> str | None:
         """The cluster's own network, made now if it is not there: one does not survive a restart of the machine."""
