@@ -45,7 +45,12 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
     finally:
         daemon.send_signal(signal.SIGTERM)
-        daemon.wait(60)
+        daemon.wait(240)
+        # It leaves the namespace of the host's network mounted.
+        for line in Path("/proc/mounts").read_text().splitlines():
+            target = line.split()[1]
+            if target.startswith(f"{place}/"):
+                subprocess.run(["umount", "-l", target], check=True)
 
 
 def talk(address: str, *words: str, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
