@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack, cast
 import msgspec
 
 from podway.control.records import ENDED, default_name
-from podway.decoding import json_decoder
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.server import api
-from podway.server.connection import BROKE_OFF, RECONNECT_S, RETRY_S, ClientClosed, NoServer, ServerConnection
+from podway.server.connection import BROKE_OFF, RETRY_S, ServerConnection
 from podway.server.run_client import RunCalls
 from podway.server.service_client import ServiceCalls
 from podway.server.task_source import TaskKeywords, TaskSource, read_source
@@ -205,36 +204,27 @@ class Client(ServiceCalls, RunCalls):
         event: int = 0,
     ) -> Iterator[api.Frame]:
         """A job's events and log lines to its end, across restarts of the server: nothing is lost and nothing comes twice."""
-        cursor, decoder = "", json_decoder(api.Frame)
-        broken_since: float | None = None
+        cursor = ""
         shown = {
             "follow": "" if follow else "false",
             "rank": rank,
             "raw": raw,
             "timestamps": timestamps,
             "spread": spread,
+            "colour": colour,
         }
-        while True:
-            found = query({**shown, "colour": colour, "tail": tail, "cursor": cursor, "event": event})
-            try:
-                with self._connection.opened("GET", f"{_at(cluster)}/jobs/{job}/watch?{found}") as response:
-                    while line := response.readline():
-                        broken_since = None
-                        frame = decoder.decode(line)
-                        cursor, event = frame.cursor or cursor, frame.event or event
-                        if frame.kind != "ping":
-                            yield frame
-                        if frame.kind == "end":
-                            return
-            except ClientClosed:
+
+        def where() -> str:
+            # Of the tail only the first answer knows; from then on the cursor says where to go on.
+            found = query({**shown, "tail": 0 if cursor else tail, "cursor": cursor, "event": event})
+            return f"{_at(cluster)}/jobs/{job}/watch?{found}"
+
+        for frame in self._connection.frames(where, api.Frame):
+            cursor, event = frame.cursor or cursor, frame.event or event
+            if frame.kind != "ping":
+                yield frame
+            if frame.kind == "end":
                 return
-            except (OSError, msgspec.DecodeError, NoServer) as error:
-                broken_since = broken_since or time.monotonic()
-                if time.monotonic() - broken_since > RECONNECT_S:
-                    raise UserError(f"the Podway server does not answer: {error}", "run the command again") from None
-            time.sleep(0.2)
-            if cursor:
-                tail = 0  # what was asked for at first has been shown; from here on only the cursor counts
 
     def output(self, cluster: str, job: int, rank: int, phase: str) -> Iterator[bytes]:
         """The raw bytes of one rank's phase (`setup` or `run`)."""

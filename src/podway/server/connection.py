@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
 
-from podway.decoding import from_json
+from podway.decoding import from_json, json_decoder
 from podway.errors import UserError
 from podway.home import home
 from podway.server import api
@@ -115,6 +115,27 @@ class ServerConnection:
         """One request; the answer while it is read. Starts this machine's server if that is needed."""
         with self._until_closed(), self._answered(method, path, data) as response:
             yield response
+
+    def frames(self, where: Callable[[], str], kind: type[T], *, once: bool = False) -> Iterator[T]:
+        """What a stream brings, across restarts of the server: it is opened anew at `where()`, which says where to go on, until the
+        caller has enough; with `once`, until it ends."""
+        decoder = json_decoder(kind)
+        broken_since: float | None = None
+        while True:
+            try:
+                with self.opened("GET", where()) as response:
+                    while line := response.readline():
+                        broken_since = None
+                        yield decoder.decode(line)
+                if once:
+                    return
+            except ClientClosed:
+                return
+            except (OSError, msgspec.DecodeError, NoServer) as error:
+                broken_since = broken_since or time.monotonic()
+                if time.monotonic() - broken_since > RECONNECT_S:
+                    raise UserError(f"the Podway server does not answer: {error}", "run the command again") from None
+            time.sleep(0.2)
 
     @contextlib.contextmanager
     def sent_once(self, method: str, path: str, data: Payload) -> Iterator[Response]:

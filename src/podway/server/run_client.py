@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from podway.errors import UserError
-from podway.server.connection import RECONNECT_S, ClientClosed, NoServer, ServerConnection
+from podway.server.connection import ServerConnection
 from podway.server.urls import query, quote
 
 if TYPE_CHECKING:
@@ -31,31 +27,18 @@ class RunCalls:
         self, cluster: str, job: int, *, follow: bool = True, cursor: str = ""
     ) -> Iterator[page_api.MetricsFrame]:
         """A training run's steps as they come, to its end, across restarts of the server; `cursor`: of an earlier frame, to go on."""
-        from podway.decoding import json_decoder
         from podway.server.page_api import MetricsFrame
 
-        decoder, path = json_decoder(MetricsFrame), f"{_at(cluster)}/jobs/{job}/metrics"
-        broken_since: float | None = None
-        while True:
+        def where() -> str:
             found = query({"follow": "" if follow else "false", "cursor": cursor})
-            try:
-                with self._connection.opened("GET", f"{path}?{found}") as response:
-                    while line := response.readline():
-                        broken_since, frame = None, decoder.decode(line)
-                        cursor = frame.cursor or cursor
-                        if frame.steps or frame.profile or frame.devices or frame.ended:
-                            yield frame
-                        if frame.ended:
-                            return
-                if not follow:
-                    return
-            except ClientClosed:
+            return f"{_at(cluster)}/jobs/{job}/metrics?{found}"
+
+        for frame in self._connection.frames(where, MetricsFrame, once=not follow):
+            cursor = frame.cursor or cursor
+            if frame.steps or frame.profile or frame.devices or frame.ended:
+                yield frame
+            if frame.ended:
                 return
-            except (OSError, msgspec.DecodeError, NoServer) as error:
-                broken_since = broken_since or time.monotonic()
-                if time.monotonic() - broken_since > RECONNECT_S:
-                    raise UserError(f"the Podway server does not answer: {error}", "run the command again") from None
-            time.sleep(0.2)
 
     def planned(self, cluster: str, job: int) -> page_api.PlannedReply:
         """What the planner says of the step that a job trains."""
