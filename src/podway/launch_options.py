@@ -20,9 +20,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     autostop: Autostop | None = None
     retry_until_up: bool = False  # when every place has failed, start over until one has capacity
     valid_until_s: float | None = None  # give up a queued request after this long
-    one_shot: bool = (
-        False  # no cluster: something that runs the task and ends by itself; only rendered, see `SupportsOneShot`
-    )
+    one_shot: bool = False  # no cluster: something that runs the task and ends by itself, see `SupportsOneShot`
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -69,3 +69,18 @@ def test_output_without_end_is_cut_and_says_so(tmp_path: Path, monkeypatch: pyte
 def test_times_that_are_nonsense_are_not_kept(tmp_path: Path, times: Any) -> None:
     found = asyncio.run(copied(tmp_path, times))
     assert found.size(ran(), 0, "run") == 0 and found.complete(ran())
+
+
+def test_output_that_is_appended_goes_on_after_a_kill(tmp_path: Path) -> None:
+    """Bytes whose times were not written any more come again; how many lines there are of the last second is known."""
+    archive, one = Archive(tmp_path), ran()
+    assert archive.latest(one, 0, "run") == (0, 0)
+    assert archive.append(one, 0, "run", [(b"a\n", 5_000_000_000), (b"b\n", 6_000_000_001), (b"c\n", 6_900_000_000)])
+    with (archive.place(one) / "0.run").open("ab") as file:
+        file.write(b"half a li")
+    with (archive.place(one) / "0.run.times").open("ab") as file:
+        file.write(b"half")
+    assert archive.latest(one, 0, "run") == (6, 2)
+    assert archive.append(one, 0, "run", [(b"d\n", 7_000_000_000)])
+    data, times = archive.read(one, 0, "run", 0)
+    assert data == b"a\nb\nc\nd\n" and times[-1] == (8, 7_000_000_000) and len(times) == 4

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from podway.sandbox.kubernetes.running import NodePool, RunningKubernetes, running_kubernetes, why_no_namespaces
 from tests.conftest import wait_until
@@ -91,22 +90,6 @@ run: |
     wait_until(lambda: pod.client.jobs("two")[-1].state == "CANCELLED", 60, "the job to be cancelled")
     assert cluster.nodes is not None and cluster.nodes.processes() == 8
     podway(pod, "down", "-y", "two")
-    assert left(cluster) == {}
-
-
-def test_a_one_shot_run_is_printed_for_kubectl(cluster: RunningKubernetes, pod: Podway, tmp_path: Path) -> None:
-    """As YAML on stdout and nothing else there; sending it is not done, and says so."""
-    words = ("launch", "--infra", "k8s", "--gpus", "tpu-v6e-16", "--one-shot", "-c", "once", "echo hello")
-    said = subprocess.run(
-        [sys.executable, "-m", "podway.cli.main", *words, "--dryrun"],
-        env={**os.environ, "PODWAY_HOME": str(pod.home)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    config, jobset = yaml.safe_load_all(said.stdout)
-    assert (config["kind"], jobset["kind"]) == ("ConfigMap", "JobSet") and config["data"]["run"] == "echo hello"
-    assert "only rendered in this version" in podway(pod, *words, code=1)
     assert left(cluster) == {}
 
 

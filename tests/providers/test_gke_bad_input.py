@@ -23,7 +23,7 @@ from podway.providers.gke.provider import GkeProvider
 from podway.providers.gke.settings import parse_settings
 from podway.providers.gke.streams import frame, read_message
 from podway.sandbox.kubernetes.running import RunningKubernetes, running_kubernetes
-from podway.task.task import Accelerator, Placement, Resources
+from podway.task.task import Accelerator, Placement, Resources, Task
 
 V6E = Resources(accelerator=Accelerator(type="v6e-16"))
 ORDER = Order(accelerator_type="v6e-16", topology="4x4", provider="gke", hosts_per_slice=4, chips_per_host=4)
@@ -245,7 +245,7 @@ def _answer_once(listener: socket.socket, answer: bytes) -> None:
 
 
 def test_the_least_rights_that_are_written_down_are_enough(kubernetes: RunningKubernetes, tmp_path: Path) -> None:
-    """The Role of docs/kubernetes.md, and nothing else: a cluster's life, its list and its end."""
+    """The Role of docs/kubernetes.md, and nothing else: the life of a cluster and of a one-shot run, their list and their end."""
     text = (Path(__file__).parent.parent.parent / "docs" / "kubernetes.md").read_text()
     role = yaml.safe_load(text[text.index("apiVersion: rbac") : text.index("```", text.index("apiVersion: rbac"))])
     allowed = {(verb, kind) for rule in role["rules"] for kind in rule["resources"] for verb in rule["verbs"]}
@@ -274,9 +274,16 @@ def test_the_least_rights_that_are_written_down_are_enough(kubernetes: RunningKu
                 await asyncio.sleep(0.05)
             await provider.start("demo")
             assert [one.cluster for one in await provider.list_resources()] == ["demo"]
-            while (await provider.observe("demo")).condition != "absent":
-                await provider.destroy("demo")
+            task = Task(run="x", secrets={"KEY": ""})
+            await provider.submit_one_shot(provider.render_one_shot("run", ORDER, task, "ada"), {"KEY": "value"})
+            await provider.submit_one_shot(provider.render_one_shot("run", ORDER, task, "ada"), {"KEY": "value"})
+            assert (await provider.observe_run("run")).state == "waiting"
+            (secret,) = kubernetes.objects.find("secrets")
+            assert secret["metadata"]["ownerReferences"][0]["kind"] == "JobSet"
+            for name in ("demo", "run"):
+                while (await provider.observe(name)).condition != "absent":
+                    await provider.destroy(name)
 
     asyncio.run(life())
     assert {("POST", "jobsets"), ("DELETE", "configmaps"), ("PATCH", "workloads"), ("GET", "pods")} <= used
-    assert "jobsets" not in kubernetes.objects.count() and "configmaps" not in kubernetes.objects.count()
+    assert not {"jobsets", "configmaps", "secrets"} & set(kubernetes.objects.count())

@@ -11,12 +11,16 @@ import yaml
 
 from podway.catalog.slices import find_slice
 from podway.cli.manifests import as_yaml
+from podway.control.one_shot_job import exit_of, first_failure
 from podway.errors import UserError
 from podway.order import Order
 from podway.providers import Request
-from podway.providers.gke.manifests import JobSetContext, object_name
+from podway.providers.gke.manifests import JOB_INDEX, POD_INDEX, RESTART_ATTEMPT, JobSetContext, object_name
 from podway.providers.gke.one_shot import render_one_shot
+from podway.providers.gke.pod_logs import LineSplitter
+from podway.providers.gke.runs import one_shot_observation, run_observation
 from podway.providers.gke.settings import GkeSettings
+from podway.providers.gke.state import Seen
 from podway.sandbox.kubernetes.running import NodePool, RunningKubernetes, running_kubernetes, why_no_namespaces
 from podway.task.task import Bucket, FileMount, Git, LocalDir, Recovery, Registry, Task
 from tests.conftest import wait_until
@@ -128,6 +132,52 @@ def test_names_are_short_enough_for_pods(name: str) -> None:
     assert ident != object_name("ab12cd35", name)
 
 
+def test_lines_of_a_log_have_their_times() -> None:
+    """However the bytes are cut; what has no time is the node's own word."""
+    log = b"2026-01-02T03:04:05.000000007Z one\n2026-01-02T04:04:05+01:00 two\n\nodd"
+    for cut in range(len(log)):
+        lines = LineSplitter()
+        found = [*lines.feed(log[:cut]), *lines.feed(log[cut:]), *lines.finish()]
+        second = 1767323045 * 10**9
+        assert [line.text for line in found] == [b"one\n", b"two\n", b"\n", b"odd"]
+        assert [line.time_ns - second for line in found] == [7, 0, 0, 0]
+
+
+def pod(rank: int, phase: str, attempt: int = 0, code: int | None = None, ended: str = "") -> dict[str, Any]:
+    state = {"terminated": {"exitCode": code, "finishedAt": ended}} if code is not None else {"running": {}}
+    labels = {JOB_INDEX: "0", POD_INDEX: str(rank), RESTART_ATTEMPT: str(attempt)}
+    return {
+        "metadata": {"name": f"p{rank}-{attempt}", "labels": labels},
+        "status": {"phase": phase, "containerStatuses": [{"state": state}]},
+    }
+
+
+def test_what_a_run_is_said_to_be() -> None:
+    """Before, while and after it runs, and between two attempts."""
+    made = jobset(render_one_shot(CONTEXT, "demo", order("v4-16"), Task(run="x"), "ada"))
+    made["status"] = {}
+    up = (pod(0, "Running"), pod(1, "Running"))
+
+    def both(*pods: dict[str, Any]) -> tuple[str, str]:
+        seen = Seen(jobset=made, pods=pods)
+        return one_shot_observation(seen, "o", "/h").condition, run_observation(seen).state
+
+    assert both(pod(0, "Running"), pod(1, "Pending")) == ("creating", "waiting")
+    assert both(*up) == ("ready", "running")
+    made["status"] = {"restarts": 1}
+    assert both(*up) == ("ready", "waiting"), "those of the first attempt are on their way out"
+    assert both(pod(0, "Running", 1), pod(1, "Running", 1)) == ("ready", "running")
+    made["status"]["conditions"] = [{"type": "Failed", "status": "True", "message": "m"}]
+    ends = (pod(0, "Failed", 1, 137, "2026-01-01T00:00:01Z"), pod(1, "Failed", 1, 3, "2026-01-01T00:00:02Z"))
+    assert both(*ends) == ("ready", "failed") and both() == ("ready", "failed")
+    ranks = list(run_observation(Seen(jobset=made, pods=ends)).ranks)
+    blamed = first_failure(ranks)
+    assert blamed is not None and (blamed.rank, blamed.code) == (1, 3), "a rank that was killed is a consequence"
+    assert [(end.code, end.signal) for end in map(exit_of, ranks)] == [(None, 9), (3, None)]
+    made["metadata"]["deletionTimestamp"] = "now"
+    assert both(*up) == ("deleting", "deleting")
+
+
 # run for real
 
 
@@ -163,8 +213,8 @@ def run_to_end(kubernetes: RunningKubernetes, name: str, task: Task) -> tuple[di
     logs = {}
     assert kubernetes.nodes is not None
     for pod in kubernetes.objects.find("pods", "default"):
-        path = kubernetes.nodes._log_of("default", pod["metadata"]["name"])
-        logs[pod["spec"]["hostname"].removeprefix(f"{ident}-slice-")] = path.read_text() if path else ""
+        log = kubernetes.nodes._log_of("default", pod["metadata"]["name"])
+        logs[pod["spec"]["hostname"].removeprefix(f"{ident}-slice-")] = log.path.read_text() if log else ""
     kubernetes.api.answer("DELETE", f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{ident}", {}, {})
     kubernetes.api.answer("DELETE", f"/api/v1/namespaces/default/configmaps/{ident}", {}, {})
     wait_until(lambda: not kubernetes.objects.find("pods"), 60, "the pods to go")
@@ -203,17 +253,17 @@ def test_a_pod_that_is_told_to_end_tells_its_command(kubernetes: RunningKubernet
     assert nodes is not None
 
     def logs() -> list[str]:
-        paths = [
+        found = [
             nodes._log_of("default", pod["metadata"]["name"]) for pod in kubernetes.objects.find("pods", "default")
         ]
-        return [path.read_text() for path in paths if path is not None and path.exists()]
+        return [log.path.read_text() for log in found if log is not None and log.path.exists()]
 
     wait_until(lambda: logs() == ["up\n", "up\n"], 60, "both to be up")
     ident = object_name("ab12cd34", "term")
     kept = [
-        path for pod in kubernetes.objects.find("pods") if (path := nodes._log_of("default", pod["metadata"]["name"]))
+        log for pod in kubernetes.objects.find("pods") if (log := nodes._log_of("default", pod["metadata"]["name"]))
     ]
-    opened = [path.open() for path in kept]  # the node removes the files with the pods
+    opened = [log.path.open() for log in kept]  # the node removes the files with the pods
     kubernetes.api.answer("DELETE", f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{ident}", {}, {})
     kubernetes.api.answer("DELETE", f"/api/v1/namespaces/default/configmaps/{ident}", {}, {})
     wait_until(lambda: not kubernetes.objects.find("pods"), 60, "the pods to go")

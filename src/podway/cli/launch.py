@@ -44,7 +44,7 @@ from podway.task.task import Autostop
 @click.option(
     "--one-shot",
     is_flag=True,
-    help="On Kubernetes: a JobSet that runs the task and ends. With --dryrun only: prints YAML for kubectl apply.",
+    help="On Kubernetes: a JobSet that runs the task and ends. With --dryrun: prints YAML for kubectl apply.",
 )
 @click.option("--no-setup", is_flag=True, help="Skip the task's setup commands.")
 @click.option("--raw", is_flag=True, help="Show lines that several hosts print alike once per host.")
@@ -88,11 +88,6 @@ def command(
         valid_until_s=None if valid_until is None else parse_duration(valid_until, "--valid-until"),
         one_shot=one_shot,
     )
-    if one_shot and not dryrun:
-        raise UserError(
-            "a one-shot run is only rendered in this version, not sent",
-            "send it yourself: podway launch --one-shot --dryrun ... | kubectl apply -f -",
-        )
     interaction = Interaction(yes=yes, detach=detach_run, dryrun=dryrun, raw=raw, json=output == "json")
     task = read_sized(entrypoint, overrides, model)
     if task.service is not None:

@@ -61,9 +61,10 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
         for _ in range(OFFERS_ASKED):
             _show(screen, task, preview)
             if not preview.exists:
-                proceed(f"Launching a new cluster {preview.cluster!r}.", yes=interaction.yes)
+                what = "the run" if options.one_shot else "a new cluster"
+                proceed(f"Launching {what} {preview.cluster!r}.", yes=interaction.yes)
             files = request.files or upload(client, screen, task)
-            screen.step(_doing(preview))
+            screen.step(_doing(preview, options))
             named = msgspec.structs.replace(options, cluster=preview.cluster)
             request = msgspec.structs.replace(request, options=named, files=files, agreed=preview.digest)
             try:
@@ -74,7 +75,7 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
                 click.echo(f"Note: {error.what}", err=True)
                 preview = client.preview(request)
                 continue
-            return _see_through(client, screen, task, reply, interaction)
+            return _see_through(client, screen, task, reply, interaction, one_shot=options.one_shot)
         raise UserError("the offers keep changing", "name one place, e.g. with --zone, and run the command again")
 
 
@@ -144,19 +145,28 @@ def _accelerator(offer: OfferView) -> str:
     return f"{offer.slices}x {kind}" if offer.slices > 1 else kind
 
 
-def _doing(preview: PreviewReply) -> str:
+def _doing(preview: PreviewReply, options: LaunchOptions) -> str:
     if preview.exists:
         return f"Using the existing cluster {preview.cluster}."
     offer = next((offer for offer in preview.offers if offer.chosen), None)
+    what = "run" if options.one_shot else "cluster"
     if offer is None:
-        return f"Launching cluster {preview.cluster}."
+        return f"Launching {what} {preview.cluster}."
     place = f"{offer.provider} ({offer.zone})" if offer.zone else offer.provider
     hosts = format_count(offer.hosts, "host")
     note = f" {offer.note[:1].upper()}{offer.note[1:]}." if offer.note else ""
-    return f"Launching cluster {preview.cluster}: {_accelerator(offer)} ({hosts}) on {place}.{note}"
+    return f"Launching {what} {preview.cluster}: {_accelerator(offer)} ({hosts}) on {place}.{note}"
 
 
-def _see_through(client: Client, screen: Screen, task: Task, reply: LaunchReply, interaction: Interaction) -> int:
+def _see_through(
+    client: Client,
+    screen: Screen,
+    task: Task,
+    reply: LaunchReply,
+    interaction: Interaction,
+    *,
+    one_shot: bool = False,
+) -> int:
     """Follow what was started, unless detached; then list useful commands."""
     end = Frame(kind="end")
     code, shell = 0, f"podway ssh {reply.cluster}"
@@ -177,11 +187,12 @@ def _see_through(client: Client, screen: Screen, task: Task, reply: LaunchReply,
         code = show_end(screen, reply.job, end)
     if task.dev is not None and code == 0 and not (interaction.detach or interaction.json):
         return _attach(client, screen, reply.cluster, interaction)
-    if reply.created and not interaction.detach:
+    new_cluster = reply.created and not one_shot
+    if new_cluster and not interaction.detach:
         shell = _offer_ssh(client, screen, reply.cluster, ask=not interaction.yes)
     job = None if end.state in ENDED else reply.job
-    if reply.created or job is not None:  # who runs the tenth command on a cluster knows the others
-        screen.line(useful_commands(reply.cluster, job, shell if reply.created else None))
+    if new_cluster or job is not None:  # who runs the tenth command on a cluster knows the others
+        screen.line(useful_commands(reply.cluster, job, shell if new_cluster else None))
     if interaction.json:
         document = {**msgspec.to_builtins(reply), "state": end.state or None, "reason": end.reason}
         click.echo(msgspec.json.format(msgspec.json.encode(document)))

@@ -23,12 +23,16 @@ HEADERS = ("ID", "NAME", "USER", "SUBMITTED", "STARTED", "DURATION", "RESOURCES"
 def command(names: tuple[str, ...], skip_finished: bool, output: str) -> None:
     """Show the jobs of clusters.
 
-    CLUSTER may be a name or a pattern such as 'exp-*'; without it, the jobs of all clusters are shown.
+    CLUSTER may be a name or a pattern such as 'exp-*'; without it, the jobs of all clusters are shown. A name may also be that of a
+    deleted cluster, or of a one-shot run that has ended.
     """
     client = Client()
     clusters = client.clusters()
     if names:
-        clusters = matching(clusters, names)
+        live = {cluster.name for cluster in clusters}
+        deleted = [name for name in names if name not in live and not set(name) & set("*?[")]
+        found = matching(clusters, [name for name in names if name not in deleted]) if len(deleted) < len(names) else []
+        clusters = [*found, *(client.cluster(name) for name in deleted)]
     jobs = {cluster.name: client.jobs(cluster.name) for cluster in clusters}
     if skip_finished:
         jobs = {name: [job for job in some if job.state not in ENDED] for name, some in jobs.items()}

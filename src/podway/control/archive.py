@@ -10,9 +10,11 @@ What hosts send is not trusted: a phase of a rank has at most `MOST_KEPT` bytes 
 
 import asyncio
 import contextlib
+import os
 import struct
 import threading
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +33,7 @@ MOST_KEPT = 1 << 30  # of one phase of one rank: output without end must not fil
 CUT = "\npodway: this output is longer than {limit}: the rest of it was not kept.\n"
 AT_ONCE = 8
 RECORD = struct.Struct("<QQ")  # end offset, time in ns
+LATEST = 1 << 20  # more pieces than a second has
 PHASES = ("setup", "run")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -84,14 +87,42 @@ class Archive:
             )
             if not reply.body:
                 return
-            data, times = reply.body, _checked_times(reply, offset)
-            if offset + len(data) >= MOST_KEPT:
-                data = data[: MOST_KEPT - offset] + CUT.format(limit=format_bytes(MOST_KEPT)).encode()
-                moment = times[-1][1]
-                times = [pair for pair in times if pair[0] < MOST_KEPT] + [(offset + len(data), moment)]
-            await asyncio.to_thread(self._append, path, offset, data, times)
+            await asyncio.to_thread(self._append, path, offset, reply.body, _checked_times(reply, offset))
+
+    def append(self, job: Job, rank: int, label: str, pieces: Sequence[tuple[bytes, int]]) -> bool:
+        """More of a phase, each piece with its time (ns); False when no more is kept of it."""
+        path = self.place(job) / f"{rank}.{label}"
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        offset = path.stat().st_size if path.exists() else 0
+        if offset >= MOST_KEPT:
+            return False
+        ends = accumulate((len(data) for data, _ in pieces), initial=offset)
+        next(ends)
+        times = [(end, moment) for end, (_, moment) in zip(ends, pieces, strict=True)]
+        self._append(path, offset, b"".join(data for data, _ in pieces), times)
+        return True
+
+    def latest(self, job: Job, rank: int, label: str) -> tuple[int, int]:
+        """(the second of the latest piece of a phase, how many pieces are of that second); (0, 0): none. Only before `append`."""
+        path = self.place(job) / f"{rank}.{label}"
+        times = path.with_name(path.name + ".times")
+        if not path.exists() or not times.exists():
+            path.unlink(missing_ok=True)
+            return 0, 0
+        records = times.stat().st_size // RECORD.size
+        with times.open("rb") as file:
+            file.seek(max(0, records - LATEST) * RECORD.size)
+            found = list(RECORD.iter_unpack(file.read(min(records, LATEST) * RECORD.size)))
+        # A server that was killed between its two writes has left bytes without times: they come again.
+        os.truncate(times, records * RECORD.size)
+        os.truncate(path, min(path.stat().st_size, found[-1][0] if found else 0))
+        second = max((moment for _, moment in found), default=0) // 1_000_000_000
+        return second, sum(moment // 1_000_000_000 == second for _, moment in found)
 
     def _append(self, path: Path, offset: int, data: bytes, times: list[tuple[int, int]]) -> None:
+        if offset + len(data) >= MOST_KEPT:
+            data = data[: MOST_KEPT - offset] + CUT.format(limit=format_bytes(MOST_KEPT)).encode()
+            times = [pair for pair in times if pair[0] < MOST_KEPT] + [(offset + len(data), times[-1][1])]
         # A copy that was cancelled may still be writing in its thread: whoever finds the file grown leaves it to the other.
         with self._writing:
             if (path.stat().st_size if path.exists() else 0) != offset:
@@ -113,12 +144,11 @@ class Archive:
         path = self.place(job) / f"{rank}.{phase}"
         if not path.exists():
             return b"", []
-        with path.open("rb") as file:
+        with self._writing, path.open("rb") as file:  # bytes and times are written one after the other
             file.seek(offset)
             data = file.read(limit)
-        if not data:
-            return b"", []
-        return data, _times(path.with_name(path.name + ".times"), offset, offset + len(data))
+            times = _times(path.with_name(path.name + ".times"), offset, offset + len(data)) if data else []
+        return data, times
 
     def tail(self, job: Job, rank: int, lines: int = 8) -> str:
         """The last lines a rank wrote, for an error message."""

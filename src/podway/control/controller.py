@@ -26,6 +26,8 @@ from podway.control.failover import Place, PlaceRecord
 from podway.control.fleet import Fleet
 from podway.control.gang import Gang
 from podway.control.heartbeat import Heartbeat
+from podway.control.one_shot import submit
+from podway.control.one_shot_job import OneShotJob
 from podway.control.records import Cluster, ClusterState, Event, Job, JobState
 from podway.control.ssh_entries import SshEntries
 from podway.control.store import AlreadyEnded, Stale, Store
@@ -70,7 +72,7 @@ class Controller:
         self.parts = parts
         self.cluster_id = cluster_id
         self.wake = asyncio.Event()
-        self.gangs: dict[int, tuple[Gang, asyncio.Task[None]]] = {}
+        self.gangs: dict[int, tuple[Gang | OneShotJob, asyncio.Task[None]]] = {}
         self.cluster: Cluster
         self.failures = 0
         self._last = ("", 0)  # the last verb, and how often it came in a row
@@ -132,7 +134,7 @@ class Controller:
                 crash.point("provision.before-submit")
                 if self._last[1] == 0:
                     await self._event(f"Starting {provisioning.describe(cluster.order)}", kind="progress")
-                await provider.submit(provider.render(cluster.name, cluster.order))
+                await submit(provider, cluster, jobs, self.parts.vault)
                 crash.point("provision.after-submit")
                 await self._tell_waiting(seen)
             case "start":
@@ -216,7 +218,7 @@ class Controller:
         await self._drop_gangs()
         # Decided again on the rows as they are now: a job that was waiting when the hosts were looked at may have begun since.
         jobs = await asyncio.to_thread(self.parts.store.jobs, self.cluster_id, open_only=True)
-        action = lost(jobs, reason)
+        action = lost(self.cluster, jobs, reason)
         back = [job for job in jobs if job.number in action.jobs]
         await self._end_jobs(
             [job for job in jobs if job not in back], JobState.FAILED_DRIVER, f"its hosts were lost: {action.reason}"
@@ -268,7 +270,8 @@ class Controller:
             return 30.0
         down = self.cluster.autostop is not None and self.cluster.autostop.down
         change = transitions.request_down if down else transitions.request_stop
-        await self._save(f"{'down' if down else 'stop'} by autostop: {reason}", change(self.cluster))
+        text = "" if self.cluster.one_shot else f"{'down' if down else 'stop'} by autostop: {reason}"
+        await self._save(text, change(self.cluster))
         return 0
 
     async def _note_connections(self, provider: Provider, jobs: list[Job]) -> float:
@@ -302,20 +305,32 @@ class Controller:
         for number in numbers:
             if number in self.gangs:
                 continue
-            parts = self.parts
-            gang = Gang(
+            gang = self._gang(provider)
+            self.gangs[number] = (gang, asyncio.create_task(self._drive(gang, number)))
+
+    def _gang(self, provider: Provider) -> Gang | OneShotJob:
+        parts, cluster = self.parts, self.cluster
+        if cluster.one_shot:
+            return OneShotJob(
                 store=parts.store,
-                # A cache of programs is run by whoever reads it: users do not share one.
-                fleet=Fleet(provider, self.cluster, "" if self.cluster.order.isolated else parts.cache_dir),
-                blobs=parts.blobs,
+                provider=provider,
                 vault=parts.vault,
                 archive=parts.archive,
                 owner=parts.owner,
-                cluster=self.cluster,
+                cluster=cluster,
             )
-            self.gangs[number] = (gang, asyncio.create_task(self._drive(gang, number)))
+        return Gang(
+            store=parts.store,
+            # A cache of programs is run by whoever reads it: users do not share one.
+            fleet=Fleet(provider, cluster, "" if cluster.order.isolated else parts.cache_dir),
+            blobs=parts.blobs,
+            vault=parts.vault,
+            archive=parts.archive,
+            owner=parts.owner,
+            cluster=cluster,
+        )
 
-    async def _drive(self, gang: Gang, number: int) -> None:
+    async def _drive(self, gang: Gang | OneShotJob, number: int) -> None:
         try:
             await gang.run(number)
             await self._touch()
@@ -323,7 +338,7 @@ class Controller:
             log.exception("job %s of %s", number, self.cluster_id)
             await asyncio.sleep(PATIENCE_S)
         finally:
-            gang.fleet.close()
+            (gang.fleet if isinstance(gang, Gang) else gang).close()
             self.gangs.pop(number, None)
             self.wake.set()
 

@@ -53,11 +53,16 @@ def decide(
     """The next action for a cluster; `jobs` are those not yet ended, oldest first. `driven` are the numbers of the jobs that are
     being driven now, whatever their rows say yet.
     """
+    if cluster.goal == "up" and cluster.one_shot and not (jobs and not jobs[0].cancel):
+        return _end_of_run(cluster, jobs)
     if cluster.goal == "up":
         return _towards_up(cluster, jobs, seen, now, driven)
     if jobs:
         why = "the cluster is being taken down" if cluster.goal == "gone" else "the cluster is being stopped"
-        verb: Verb = "end-jobs" if seen.condition in _NOTHING_RUNS else "cancel-jobs"
+        over = (
+            {"absent"} if cluster.one_shot else _NOTHING_RUNS
+        )  # what ends a run's job deletes the run, and sees that through
+        verb: Verb = "end-jobs" if seen.condition in over else "cancel-jobs"
         return Action(verb=verb, jobs=tuple(job.number for job in jobs), reason=why)
     if seen.condition == "absent":
         return Action(verb="mark", state=ClusterState.GONE, reason=cluster.reason)
@@ -67,6 +72,14 @@ def decide(
         done = cluster.state is ClusterState.STOPPED
         return Action(verb="wait", wait_s=30) if done else Action(verb="mark", state=ClusterState.STOPPED)
     return Action(verb="stop")
+
+
+def _end_of_run(cluster: Cluster, jobs: list[Job]) -> Action:
+    """A one-shot run goes with its job. Its policy is written after the job: without one, the job is still to come."""
+    if jobs:
+        return Action(verb="begin-jobs", jobs=(jobs[0].number,))
+    ended = cluster.autostop is not None
+    return Action(verb="autostop", reason="its run has ended") if ended else Action(verb="wait")
 
 
 def _towards_up(cluster: Cluster, jobs: list[Job], seen: Observation, now: float, driven: Collection[int]) -> Action:
@@ -83,14 +96,14 @@ def _towards_up(cluster: Cluster, jobs: list[Job], seen: Observation, now: float
             if cluster.state is not ClusterState.UP or cluster.hosts != seen.hosts:
                 return Action(verb="mark", state=ClusterState.UP)
             if any(needs_new_hosts(job, cluster.search.generation) for job in jobs):
-                return lost(jobs, "a host was lost")
+                return lost(cluster, jobs, "a host was lost")
             return _when_up(cluster, jobs, now, driven)
         case "stopped" if cluster.state is ClusterState.UP and cluster.autostop is not None and not jobs:
             return Action(verb="autostop", reason="stopped by its head host, idle without a server")
         case "stopped":
             return Action(verb="start")
         case "failed" | "preempted" | "absent" | "deleting" if cluster.state is ClusterState.UP:
-            return lost(jobs, _why_lost(cluster, jobs, seen, now))
+            return lost(cluster, jobs, _why_lost(cluster, jobs, seen, now))
         case "failed" | "preempted":
             return Action(verb="fail-over", reason=seen.reason or seen.condition)
         case "absent" | "creating" | "deleting":
@@ -121,9 +134,10 @@ def _while_waiting(cluster: Cluster, jobs: list[Job], now: float) -> Action | No
     return None
 
 
-def lost(jobs: list[Job], why: str) -> Action:
-    """The hosts are gone: recreate them for the jobs that outlive them, or let the cluster go too."""
-    if any(survives_loss(job) and comes_back(job, "interruption") for job in jobs):
+def lost(cluster: Cluster, jobs: list[Job], why: str) -> Action:
+    """The hosts are gone: recreate them for the jobs that outlive them, or let the cluster go too. A one-shot run begins again by
+    itself; when it is gone, somebody has deleted it."""
+    if not cluster.one_shot and any(survives_loss(job) and comes_back(job, "interruption") for job in jobs):
         return Action(verb="recover", jobs=tuple(job.number for job in jobs if survives_loss(job)), reason=why)
     return Action(verb="lose", reason=why)
 

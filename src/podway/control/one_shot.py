@@ -1,20 +1,52 @@
-"""What a launch makes: a cluster that stays, or (one-shot) something that runs the task and ends by itself."""
+"""What a launch makes: a cluster that stays, or (one-shot) something that runs its task and ends by itself.
 
+A one-shot run is a cluster whose row says so: it has one job, no agents, and goes when the job has ended. `one_shot_job.py` follows it.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from podway.control.records import Cluster, Job
+from podway.control.vault import SecretVault
 from podway.errors import UserError
+from podway.launch import does_something
 from podway.launch_options import LaunchRequest
 from podway.order import Order
 from podway.providers import Provider, Request, SupportsOneShot
+from podway.task.task import Autostop, Task
+
+GOES_WITH_ITS_JOB = Autostop(idle_minutes=0.0, down=True, wait_for="jobs")
 
 
 def render_for(provider: Provider, name: str, order: Order, request: LaunchRequest, user: str) -> Request:
     """Exactly what would be sent."""
     if not request.options.one_shot:
         return provider.render(name, order)
-    if not isinstance(provider, SupportsOneShot):
-        raise UserError(
-            f"{provider.name} has no one-shot runs", "use --infra k8s, or --down to delete the cluster after its job"
-        )
-    return provider.render_one_shot(name, order, request.task, user)
+    return _able(provider).render_one_shot(name, order, request.task, user)
+
+
+async def submit(provider: Provider, cluster: Cluster, jobs: Sequence[Job], vault: SecretVault) -> None:
+    """Begin to create the cluster, or go on with it."""
+    if not cluster.one_shot:
+        await provider.submit(provider.render(cluster.name, cluster.order))
+        return
+    job = jobs[0]
+    request = _able(provider).render_one_shot(cluster.name, cluster.order, with_setup(job), job.user)
+    await _able(provider).submit_one_shot(request, vault.open(job.sealed_secrets))
+
+
+def with_setup(job: Job) -> Task:
+    """Its task, without the setup that is not to run."""
+    return job.task if job.run_setup else msgspec.structs.replace(job.task, setup="")
+
+
+def _able(provider: Provider) -> SupportsOneShot:
+    if isinstance(provider, SupportsOneShot):
+        return provider
+    raise UserError(
+        f"{provider.name} has no one-shot runs", "use --infra k8s, or --down to delete the cluster after its job"
+    )
 
 
 def check_makes_cluster(request: LaunchRequest, *, replica: bool) -> None:
@@ -24,8 +56,33 @@ def check_makes_cluster(request: LaunchRequest, *, replica: bool) -> None:
             "this task is a service, which needs more than one run of it",
             "make it with: podway apply -f FILE, or Client.apply_service",
         )
-    if request.options.one_shot:
+    if not request.options.one_shot:
+        return
+    if not does_something(request.task):
+        raise UserError("--one-shot: there is nothing to run", "give the task `run`, or leave --one-shot out")
+    if request.options.autostop is not None:
+        raise UserError("a one-shot run ends with its task", "leave out --down and --idle-minutes-to-autostop")
+
+
+def check_reuse(cluster: Cluster, request: LaunchRequest, *, sent_before: bool) -> None:
+    """A run is no cluster to launch on, and a cluster cannot become a run."""
+    if cluster.one_shot and sent_before and request.options.one_shot:
+        return
+    if cluster.one_shot or request.options.one_shot:
+        kind = "a one-shot run" if cluster.one_shot else "a cluster"
         raise UserError(
-            "a one-shot run is only rendered in this version, not sent",
-            "send it yourself: podway launch --one-shot --dryrun ... | kubectl apply -f -",
+            f"the name {cluster.name!r} is taken by {kind}",
+            "use another name (-c), or wait until it has ended" if cluster.one_shot else "use another name (-c)",
+            status=409,
         )
+
+
+def check_lasting(cluster: Cluster) -> Cluster:
+    """The cluster, unless it is a run that ends by itself."""
+    if cluster.one_shot:
+        raise UserError(
+            f"{cluster.name} is a one-shot run: it does its task and ends",
+            f"end it with: podway cancel {cluster.name}",
+            status=409,
+        )
+    return cluster

@@ -121,6 +121,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     autostop: Autostop | None = None
     autostop_armed: bool = False  # its head host has confirmed that it ends the cluster while no server runs
     request_id: str | None = None  # of the launch that created it
+    one_shot: bool = False  # it runs one job to its end by itself, and goes with it: no agents, no other jobs
     project: str | None = None  # whose members may manage it too
     grants: tuple[Grant, ...] = ()  # what its owner allows others
     active_at: float  # last time a job ended or was submitted; autostop counts from here

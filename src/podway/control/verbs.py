@@ -20,7 +20,7 @@ from podway.control.autostop_policy import autostop_of
 from podway.control.capability_check import check_targets, no_image_for, remarks
 from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
-from podway.control.one_shot import check_makes_cluster, render_for
+from podway.control.one_shot import check_lasting, check_makes_cluster, check_reuse, render_for
 from podway.control.provisioning import begin_attempt
 from podway.control.records import CapacitySearch, Cluster, ClusterState, Event, Job, JobState, default_name
 from podway.control.store import AlreadyEnded, Stale, Store
@@ -94,6 +94,7 @@ class Control:
         offers: tuple[Offer, ...] = ()
         if known is not None:
             _check_taken(known, caller)
+            check_reuse(known, request, sent_before=False)
             check_fit(known, request.task)
             order = known.order
         else:
@@ -106,9 +107,7 @@ class Control:
             request=render_for(self.provider(order.provider), name, order, request, caller.user),
             exists=known is not None,
             digest=agreement(order, exists=known is not None),
-            notes=()
-            if request.options.one_shot
-            else self._judge(request.task, order.provider, request.files, setup=request.options.setup),
+            notes=self._judge(request, order.provider, setup=request.options.setup),
         )
 
     def launch(self, request: LaunchRequest, caller: Caller, prefer: Prefer | None = None) -> Launched:
@@ -131,11 +130,12 @@ class Control:
         if not created:
             _check_taken(cluster, caller)
             self._check_isolated(cluster)
+            check_reuse(cluster, request, sent_before=self._sent_before(cluster, request))
             if autostop is not None and autostop != cluster.autostop:
                 require(cluster, caller, Right.MANAGE)
             if not self._sent_before(cluster, request):
                 check_agreed(request, cluster.order, exists=True)
-            self._judge(request.task, cluster.order.provider, request.files)
+            self._judge(request, cluster.order.provider)
             check_fit(cluster, request.task)
             cluster = self._bring_up(cluster)
         crash.point("launch.cluster-row")
@@ -153,7 +153,8 @@ class Control:
         crash.point("launch.job-row")
         if autostop is not None and autostop != cluster.autostop:
             # After the job: an idle cluster with a short autostop would otherwise be gone before its job came.
-            cluster = self._change(cluster, "autostop set", lambda row: transitions.set_autostop(row, autostop))
+            text = "" if cluster.one_shot else "autostop set"
+            cluster = self._change(cluster, text, lambda row: transitions.set_autostop(row, autostop))
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=number, created=created)
 
@@ -161,21 +162,21 @@ class Control:
         self, name: str, task: Task, files: tuple[FileTree, ...], user: str, request_id: str | None = None
     ) -> Launched:
         """Queue a task on a cluster that is up: no setup."""
-        cluster = self.find_cluster(name, live=True)
+        cluster = check_lasting(self.find_cluster(name, live=True))
         if cluster.goal != "up":
             raise UserError(
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
             )
         self._check_isolated(cluster)
         check_fit(cluster, task)
-        notes = self._judge(task, cluster.order.provider, files, setup=False)
+        notes = self._judge(LaunchRequest(task=task, files=files), cluster.order.provider, setup=False)
         job = self._queue(cluster, task, files, user, setup=False, request_id=request_id)
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False, notes=notes)
 
     def run_everywhere(self, name: str, command: str, user: str, request_id: str | None = None) -> Launched:
         """A command on every host at once, bypassing the queue: it does not wait for the chips and does not hold them."""
-        cluster = self.find_cluster(name, live=True)
+        cluster = check_lasting(self.find_cluster(name, live=True))
         if cluster.goal != "up":
             raise UserError(
                 f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
@@ -190,9 +191,9 @@ class Control:
         """Where a new cluster of that name may be made; refuses what cannot be, before anything is written."""
         choice = self._choose(request)
         for provider in dict.fromkeys(one.provider for one in choice.best):
-            self._judge(request.task, provider, request.files)
+            self._judge(request, provider)
         order, _ = take(choice.best)
-        self.provider(order.provider).render(name, order)
+        render_for(self.provider(order.provider), name, order, request, "")
         return choice
 
     # ending
@@ -216,7 +217,7 @@ class Control:
 
     def stop(self, name: str) -> Cluster:
         """Stop the hosts, keep their disks."""
-        cluster = self.find_cluster(name, live=True)
+        cluster = check_lasting(self.find_cluster(name, live=True))
         refusal = refuse_stop(self.provider(cluster.order.provider), cluster.order)
         if refusal:
             raise UserError(
@@ -247,7 +248,7 @@ class Control:
 
     def set_autostop(self, name: str, autostop: Autostop | None) -> Cluster:
         """Set or clear it; the idle time counts from now."""
-        cluster = self.find_cluster(name, live=True)
+        cluster = check_lasting(self.find_cluster(name, live=True))
         text = "autostop off" if autostop is None else f"autostop after {autostop.idle_minutes:g} idle min"
         if autostop is not None and not autostop.down:
             refusal = refuse_stop(self.provider(cluster.order.provider), cluster.order)
@@ -341,6 +342,7 @@ class Control:
             order=order,
             created=now,
             request_id=request.request_id,
+            one_shot=request.options.one_shot,
             project=request.options.project,
             active_at=now,
             search=CapacitySearch(
@@ -360,14 +362,16 @@ class Control:
             ) from None
         return cluster
 
-    def _judge(self, task: Task, name: str, files: tuple[FileTree, ...], *, setup: bool = True) -> tuple[str, ...]:
-        """Refuse what the provider must not ignore; what it may, as notes."""
-        row = row_of(name)
+    def _judge(self, request: LaunchRequest, name: str, *, setup: bool = True) -> tuple[str, ...]:
+        """Refuse what the provider must not ignore; what it may, as notes. What a one-shot run can do, its rendering tells."""
+        if request.options.one_shot:
+            return ()
+        task, row = request.task, row_of(name)
         no_image = no_image_for(task, row)
         found = remarks(task, row.capabilities, simulated=row.simulated, setup=setup, no_image=no_image)
         if found.refusal is not None:
             raise found.refusal
-        check_targets(files, simulated=row.simulated)
+        check_targets(request.files, simulated=row.simulated)
         return found.notes
 
     def _check_isolated(self, cluster: Cluster) -> None:

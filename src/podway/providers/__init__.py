@@ -11,7 +11,7 @@ A provider is one package and one row in `podway.provider_table`; it is imported
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -107,6 +107,31 @@ class OwnedResource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     hourly_cost: float | None = None  # None: no price is known; 0.0: it bills nothing
 
 
+class RunRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of a one-shot run that has begun."""
+
+    rank: int
+    source: str  # names its output: a pod
+    code: int | None = None  # its exit code, once it has ended
+    ended: float | None = None
+
+
+class RunObservation(msgspec.Struct, frozen=True, kw_only=True):
+    """A one-shot run now. `ranks` are those of its latest attempt."""
+
+    state: Literal["absent", "deleting", "waiting", "running", "succeeded", "failed"]
+    reason: str = ""
+    restarts: int = 0  # how often it began again by itself
+    ranks: tuple[RunRank, ...] = ()
+
+
+class OutputLine(msgspec.Struct, frozen=True):
+    """One line of output, with its newline."""
+
+    time_ns: int
+    text: bytes
+
+
 class HttpCall(msgspec.Struct, frozen=True, kw_only=True):
     """One plain HTTP call."""
 
@@ -193,10 +218,21 @@ class SupportsListing(Protocol):
 
 @runtime_checkable
 class SupportsOneShot(Protocol):
-    """Places that can run a task to its end without a cluster of Podway's."""
+    """Places that can run a task to its end by themselves. `observe` and `destroy` are as for a cluster: it is ready once every rank
+    has begun, and stays so when it has ended.
+    """
 
     def render_one_shot(self, name: str, order: Order, task: Task, user: str) -> Request:
         """What has to be created for it. Pure."""
+
+    async def submit_one_shot(self, request: Request, secrets: Mapping[str, str]) -> None:
+        """Begin to create it, or go on with it, with these secrets in its environment."""
+
+    async def observe_run(self, name: str) -> RunObservation:
+        """How far the run is."""
+
+    def run_output(self, name: str, source: str, since: int) -> AsyncIterator[list[OutputLine]]:
+        """What a `RunRank.source` wrote since that second, as it comes, until it has ended."""
 
 
 @runtime_checkable
@@ -325,10 +361,13 @@ __all__ = [
     "HttpCall",
     "Observation",
     "Offer",
+    "OutputLine",
     "OwnedResource",
     "Provider",
     "ProviderSet",
     "Request",
+    "RunObservation",
+    "RunRank",
     "SelfTeardown",
     "Shell",
     "Step",

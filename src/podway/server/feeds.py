@@ -7,6 +7,7 @@ driver, and finds where the last lines begin without reading what is before them
 import asyncio
 import contextlib
 import re
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ from podway.server.routing import Services
 
 READ = 1 << 18
 REFRESH_S = 60.0  # a write is heard of at once; this is for one that was not
+ARCHIVE_S = 0.25  # between looks at an archive that grows
 TAIL_WINDOW = 1 << 16  # how far from the end the last lines are looked for at first
 
 
@@ -77,10 +79,11 @@ class Feed:
     async def now(self, label: str, offset: int, wait: float = 0.0, limit: int = READ) -> Chunk:
         """What is there of a phase from an offset; `ended` when nothing more can come."""
         job, (phase, attempt) = self.job, phase_of(label)
-        over = attempt < job.attempt.number or job.state is JobState.RECOVERING
-        if over or (job.done and self.services.archive.complete(job)):
-            data, times = await asyncio.to_thread(self.services.archive.read, job, self.rank, label, offset, limit)
-            return Chunk(data=data, times=times, next=offset + len(data), ended=not data, pid=self._pid(label))
+        over = self._is_over(attempt)
+        if over or self.cluster.one_shot:
+            data, times = await self._archived(label, offset, 0.0 if over else wait, limit)
+            ended = over and not data
+            return Chunk(data=data, times=times, next=offset + len(data), ended=ended, pid=self._pid(label))
         if label not in job.attempt.pids or self.rank >= min(len(self.cluster.hosts), len(job.attempt.pids[label])):
             return Chunk(data=b"", times=[], next=offset, ended=job.done or label in job.attempt.pids)
         link = self._host().link
@@ -91,14 +94,28 @@ class Feed:
             data=reply.body, times=found.get("times", []), next=found["next"], ended=ended, pid=self._pid(label)
         )
 
-    async def size(self, label: str) -> int:
-        """How much there is of a phase now."""
-        job, (phase, attempt) = self.job, phase_of(label)
-        if (
+    def _is_over(self, attempt: int) -> bool:
+        """Whether everything of that attempt is in the archive."""
+        job = self.job
+        return (
             attempt < job.attempt.number
             or job.state is JobState.RECOVERING
             or (job.done and self.services.archive.complete(job))
-        ):
+        )
+
+    async def _archived(self, label: str, offset: int, wait: float, limit: int) -> tuple[bytes, list[tuple[int, int]]]:
+        """From the archive, which that of a one-shot run is copied to as it comes: more is looked for as long as `wait`."""
+        until = time.monotonic() + wait
+        while True:
+            found = await asyncio.to_thread(self.services.archive.read, self.job, self.rank, label, offset, limit)
+            if found[0] or time.monotonic() >= until:
+                return found
+            await asyncio.sleep(min(ARCHIVE_S, wait))
+
+    async def size(self, label: str) -> int:
+        """How much there is of a phase now."""
+        job, (phase, attempt) = self.job, phase_of(label)
+        if self.cluster.one_shot or self._is_over(attempt):
             return await asyncio.to_thread(self.services.archive.size, job, self.rank, label)
         if self.rank >= len(self.cluster.hosts):
             return 0

@@ -1,11 +1,12 @@
 """Task + Order -> a JobSet that runs the task and ends, with nothing of Podway's in its pods. Pure; golden-tested.
 
-This is what XPK submits: an image with everything in it, a command on every host, restarts by JobSet. It needs no server once it is
-applied. Each rank's environment is the one a job has everywhere (`podway.launch`): what all ranks have alike is in the container's
-`env`; what differs, and lists of hosts, are in files of the ConfigMap beside the scripts (`_files`), small enough for 2,048 hosts.
+This is what XPK submits: an image with everything in it, a command on every host, restarts by JobSet. It goes on without a server; one
+that is there follows it (`runs.py`). Each rank's environment is the one a job has everywhere (`podway.launch`): what all ranks have
+alike is in the container's `env`; what differs, and lists of hosts, are in files of the ConfigMap beside the scripts (`_files`), small
+enough for 2,048 hosts.
 
-Secrets are not in the manifests: the pods take them from a Secret of the same name, which a person makes (the CLI prints how), so that
-nothing secret is printed or kept.
+Secrets are not in the manifests: the pods take them from a Secret of the same name, which is made when the run is sent, or by a person
+(the CLI prints how), so that nothing secret is printed.
 """
 
 import shlex
@@ -17,6 +18,7 @@ from podway.providers import Request
 from podway.providers.gke.manifests import (
     GRACE_S,
     JOB_INDEX,
+    ONE_SHOT,
     POD_INDEX,
     SLICE,
     Container,
@@ -96,6 +98,7 @@ def render_one_shot(context: JobSetContext, name: str, order: Order, task: Task,
         grace_s=GRACE_S if task.stop_duration_s is None else task.stop_duration_s,
     )
     made = jobset(context, name, order, container, restarts_of(task))
+    made["metadata"]["annotations"][ONE_SHOT] = "true"
     made["spec"]["ttlSecondsAfterFinished"] = KEPT_S
     if task.max_duration_s is not None:
         made["spec"]["replicatedJobs"][0]["template"]["spec"]["activeDeadlineSeconds"] = task.max_duration_s

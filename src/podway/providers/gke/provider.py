@@ -11,14 +11,15 @@ agent of a pod is reached through the API server, by `exec`: nothing listens on 
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
 from podway.errors import ProviderError, UserError
 from podway.hosts.link import AgentLink, Connect, Reader, Writer, needs_start
 from podway.order import Host, Order
-from podway.providers import Observation, Offer, OwnedResource, Request
-from podway.providers.gke.api import Conflict, Fields, KubernetesApi
+from podway.providers import Observation, Offer, OutputLine, OwnedResource, Request, RunObservation
+from podway.providers.gke.api import Conflict, Fields, KubernetesApi, NotFound
 from podway.providers.gke.clusters import CONFIG_MAPS, JOBSETS, PODS, SECRETS, Clusters, Where
 from podway.providers.gke.manifests import (
     ACCELERATOR,
@@ -31,7 +32,9 @@ from podway.providers.gke.manifests import (
 )
 from podway.providers.gke.offers import find_offers
 from podway.providers.gke.one_shot import render_one_shot
+from podway.providers.gke.pod_logs import follow_log
 from podway.providers.gke.render import HOME, render, with_agent
+from podway.providers.gke.runs import belongs_to, is_one_shot, one_shot_observation, run_observation, secret_of
 from podway.providers.gke.state import condition_of, observation, worker_of
 from podway.providers.gke.streams import run_in_pod
 from podway.task.task import Resources, Task
@@ -104,14 +107,25 @@ class GkeProvider:
 
     async def submit(self, request: Request) -> None:
         """Create what is not there yet."""
-        context, namespace, _ = request.steps[-1].target.split("/", 2)
-        where = Where(context=context, namespace=namespace)
-        self.clusters.remember(request.name, where)
-        api = self.clusters.api(context)
-        for step in request.steps:
-            body = with_agent(dict(step.body))
+        await self._create(request.name, _where(request), [with_agent(dict(step.body)) for step in request.steps])
+
+    async def submit_one_shot(self, request: Request, secrets: Mapping[str, str]) -> None:
+        """Create the Secret too, and have all of it go with the JobSet."""
+        where, bodies = _where(request), [dict(step.body) for step in request.steps]
+        jobset = bodies[-1]
+        parts = [*bodies[:-1], *([secret_of(jobset, secrets)] if secrets else [])]
+        await self._create(request.name, where, [*parts, jobset])
+        api, ident = self.clusters.api(where.context), jobset["metadata"]["name"]
+        made = await api.get(f"{JOBSETS.format(where.namespace)}/{ident}")
+        for body in parts:
+            await api.patch(f"{_PATHS[body['kind']].format(where.namespace)}/{ident}", belongs_to(made))
+
+    async def _create(self, name: str, where: Where, bodies: list[Fields]) -> None:
+        self.clusters.remember(name, where)
+        api = self.clusters.api(where.context)
+        for body in bodies:
             with contextlib.suppress(Conflict):  # submitted before
-                await api.create(_PATHS[body["kind"]].format(namespace), body)
+                await api.create(_PATHS[body["kind"]].format(where.namespace), body)
 
     async def observe(self, name: str) -> Observation:
         """From the API alone."""
@@ -119,10 +133,29 @@ class GkeProvider:
         if where is None:
             return Observation(condition="absent")
         seen = await self.clusters.look(name, where)
+        if seen.jobset is not None and is_one_shot(seen.jobset):
+            return one_shot_observation(seen, self.owner, HOME)
         found = observation(seen, self.owner, HOME)
         for pod in seen.pods if found.condition == "ready" and seen.jobset is not None else ():
             self._pods[name, _rank(pod, found), pod["status"]["podIP"]] = pod["metadata"]["name"]
         return found
+
+    async def observe_run(self, name: str) -> RunObservation:
+        """From the JobSet and its pods."""
+        where = await self.clusters.where(name)
+        return (
+            RunObservation(state="absent") if where is None else run_observation(await self.clusters.look(name, where))
+        )
+
+    async def run_output(self, name: str, source: str, since: int) -> AsyncIterator[list[OutputLine]]:
+        """The pod's log."""
+        where = await self.clusters.where(name)
+        if where is None:
+            return
+        with contextlib.suppress(NotFound):
+            api = self.clusters.api(where.context)
+            async for lines in follow_log(api, where.namespace, source, CONTAINER, since):
+                yield lines
 
     async def stop(self, name: str) -> None:
         """Suspend it."""
@@ -232,6 +265,11 @@ class GkeProvider:
                     raise ProviderError(f"the agent of {host.id} could not be replaced")
         finally:
             writer.close()
+
+
+def _where(request: Request) -> Where:
+    context, namespace, _ = request.steps[-1].target.split("/", 2)
+    return Where(context=context, namespace=namespace)
 
 
 def _rank(pod: Fields, seen: Observation) -> int:

@@ -42,9 +42,9 @@ def observation(seen: Seen, owner: str, home: str) -> Observation:
         return Observation(condition="deleting" if seen.pods or seen.leftovers else "absent")
     if jobset["metadata"].get("deletionTimestamp"):
         return Observation(condition="deleting")
-    ended = _ended(jobset)
+    ended = ended_condition(jobset)
     if ended is not None:
-        return _lost(seen, ended)
+        return _lost(seen, str(ended.get("message") or ended["type"]))
     if (jobset["metadata"].get("annotations") or {}).get(STOPPED):
         return Observation(condition="stopping" if seen.pods else "stopped")
     broken = [pod for pod in seen.pods if (pod.get("status") or {}).get("phase") == "Failed"]
@@ -53,12 +53,17 @@ def observation(seen: Seen, owner: str, home: str) -> Observation:
     wanted = hosts_wanted(jobset)
     ready = {rank_of(pod, jobset): pod for pod in seen.pods if is_ready(pod)}
     if len(ready) < wanted or set(ready) != set(range(wanted)):
-        never = _never(seen.pods)
-        if never:
-            return Observation(condition="failed", reason=never)
-        return Observation(condition="creating", reason=why_waiting(seen, wanted, len(ready)))
+        return waiting_observation(seen, wanted, len(ready))
     hosts = tuple(_host(ready[rank], jobset, rank, owner, home) for rank in range(wanted))
     return Observation(condition="ready", hosts=hosts)
+
+
+def waiting_observation(seen: Seen, wanted: int, ready: int) -> Observation:
+    """Of pods that are not all there yet: they come, or no waiting helps."""
+    never = _never(seen.pods)
+    if never:
+        return Observation(condition="failed", reason=never)
+    return Observation(condition="creating", reason=why_waiting(seen, wanted, ready))
 
 
 def hosts_wanted(jobset: Fields) -> int:
@@ -105,11 +110,12 @@ def _host(pod: Fields, jobset: Fields, rank: int, owner: str, home: str) -> Host
     )
 
 
-def _ended(jobset: Fields) -> str | None:
-    """The message of the condition that ended it; None while it goes on."""
+def ended_condition(jobset: Fields) -> Fields | None:
+    """The condition that ended it, of type Failed or Completed; None while it goes on."""
     for one in (jobset.get("status") or {}).get("conditions") or ():
         if one.get("type") in ("Failed", "Completed") and one.get("status") == "True":
-            return str(one.get("message") or one["type"])
+            found: Fields = one
+            return found
     return None
 
 

@@ -40,14 +40,17 @@ def run_in_pod(api: KubernetesApi, namespace: str, pod: str, container: str, com
     return connect
 
 
+async def open_stream(api: KubernetesApi) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection to the API server, secured as its context says."""
+    secured = api.carried()[1]
+    name = (api.context.server_name or api.host) if secured else None
+    return await asyncio.open_connection(api.host, api.port, ssl=secured, server_hostname=name, limit=MOST_HEAD)
+
+
 async def _upgrade(
     api: KubernetesApi, target: str, headers: dict[str, str]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    secured = api.carried()[1]
-    name = (api.context.server_name or api.host) if secured else None
-    reader, writer = await asyncio.open_connection(
-        api.host, api.port, ssl=secured, server_hostname=name, limit=MOST_HEAD
-    )
+    reader, writer = await open_stream(api)
     lines = {
         "Host": f"{api.host}:{api.port}",
         **headers,
@@ -64,7 +67,7 @@ async def _upgrade(
         head = await reader.readuntil(b"\r\n\r\n")
         status = int(head.split(None, 2)[1])
         if status != 101:
-            raise refusal(api.context.name, status, await _body(reader), "pods/exec")
+            raise refusal(api.context.name, status, await error_body(reader), "pods/exec")
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
         writer.close()
         raise ProviderError(f"context {api.context.name}: exec was not answered as it should be ({error})") from None
@@ -74,7 +77,8 @@ async def _upgrade(
     return reader, writer
 
 
-async def _body(reader: asyncio.StreamReader) -> dict[str, object]:
+async def error_body(reader: asyncio.StreamReader) -> dict[str, object]:
+    """The Status object of an answer that is no stream."""
     data = await reader.read(CHUNK)
     start = data.find(b"{")
     try:

@@ -61,8 +61,10 @@ class Controllers:
                 if workload is not None:
                     self.objects.remove("workloads", namespace, workload["metadata"]["name"])
                 self.objects.remove("jobsets", namespace, name)
+                self._collect(jobset)
             return
-        if _done(jobset):
+        if _done(jobset):  # what still runs of a failed one is ended
+            self._remove([pod for pod in pods if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")])
             return
         if self.kueue and jobset["metadata"].get("labels", {}).get(QUEUE):
             self._follow_kueue(jobset)
@@ -81,6 +83,14 @@ class Controllers:
             self._finish(jobset, "Completed", "AllJobsCompleted", "jobset completed successfully")
         elif len(pods) == len(current):  # those of an earlier attempt must be gone first
             self._create_pods(jobset, current, attempt)
+
+    def _collect(self, jobset: Fields) -> None:
+        """The garbage collector: what belongs to a JobSet goes with it."""
+        uid, namespace = jobset["metadata"]["uid"], jobset["metadata"]["namespace"]
+        for plural in ("configmaps", "secrets"):
+            for found in self.objects.find(plural, namespace):
+                if any(one["uid"] == uid for one in found["metadata"].get("ownerReferences") or ()):
+                    self.objects.remove(plural, namespace, found["metadata"]["name"])
 
     def _failed(self, jobset: Fields, failed: list[Fields], attempt: int) -> None:
         policy = jobset["spec"].get("failurePolicy") or {}

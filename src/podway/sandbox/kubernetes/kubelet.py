@@ -12,19 +12,20 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
 
 from podway.providers.gke.streams import PROTOCOL, STDERR, STDIN, STDOUT, frame
+from podway.sandbox.kubernetes.pod_log import PodLog
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 CHUNK = 32 << 10
 _BINARY, _CLOSE = 2, 8
 
 Enter = Callable[[str, str, list[str]], "subprocess.Popen[bytes] | None"]  # namespace, pod, command
-LogOf = Callable[[str, str], Path | None]
+LogOf = Callable[[str, str], PodLog | None]
 
 
 class Kubelet(ThreadingHTTPServer):
@@ -68,8 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "exec":
             self._exec(namespace, pod, parse_qs(url.query).get("command", []))
         elif kind == "containerLogs":
-            path = self.server.log_of(namespace, pod)
-            self._answer(200 if path else 404, path.read_bytes() if path else b"no such pod")
+            self._log(namespace, pod, parse_qs(url.query))
         else:
             self._answer(404, b"not found")
 
@@ -85,6 +85,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(data)
+
+    def _log(self, namespace: str, pod: str, query: dict[str, list[str]]) -> None:
+        log = self.server.log_of(namespace, pod)
+        if log is None:
+            self._answer(404, b"no such pod")
+            return
+        since = query.get("sinceTime", [""])[0]
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        lines = log.lines(
+            since=datetime.fromisoformat(since.replace("Z", "+00:00")).timestamp() if since else 0.0,
+            times=query.get("timestamps") == ["true"],
+            follow=query.get("follow") == ["true"],
+        )
+        for line in lines:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+        self.wfile.write(b"0\r\n\r\n")
 
     def _exec(self, namespace: str, pod: str, command: list[str]) -> None:
         process = self.server.enter(namespace, pod, command)

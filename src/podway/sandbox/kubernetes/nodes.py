@@ -27,6 +27,7 @@ from podway.providers.gke.api import Fields, KubernetesApi, NotFound
 from podway.sandbox.kubernetes.certificates import self_signed
 from podway.sandbox.kubernetes.kubelet import Kubelet
 from podway.sandbox.kubernetes.objects import now
+from podway.sandbox.kubernetes.pod_log import PodLog
 
 LOOK_S = 0.1
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -45,6 +46,8 @@ class RunningPod:
 
     def __init__(self, place: Path, process: "subprocess.Popen[bytes]", env: dict[str, str], grace_s: float) -> None:
         self.place, self.process, self.env, self.grace_s = place, process, env, grace_s
+        assert process.stdout is not None
+        self.log = PodLog(place / "log", process.stdout)
         self.kill_at: float | None = None
         self.reported = False
         self.ready = False
@@ -245,14 +248,13 @@ class Nodes:
         }
         (place / "spec.json").write_text(json.dumps(run))
         unshare = ["unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--propagation", "private"]
-        with open(place / "log", "ab") as log:
-            process = subprocess.Popen(
-                [*unshare, sys.executable, "-m", "podway.sandbox.kubernetes.pod_boot", str(place / "spec.json")],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        process = subprocess.Popen(
+            [*unshare, sys.executable, "-m", "podway.sandbox.kubernetes.pod_boot", str(place / "spec.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         grace_s = float(spec.get("terminationGracePeriodSeconds", 30))
         self._pods[uid] = RunningPod(place, process, env, grace_s)
         self._names[metadata["namespace"], metadata["name"]] = uid
@@ -343,7 +345,8 @@ class Nodes:
         running.reported = True
         code = running.process.returncode
         code = 128 - code if code < 0 else code
-        tail = (running.place / "log").read_bytes()[-400:].decode(errors="replace").strip() if code else ""
+        running.log.join()
+        tail = running.log.path.read_bytes()[-400:].decode(errors="replace").strip() if code else ""
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now()}
         with contextlib.suppress(NotFound):
             state = {"terminated": ended | ({"message": tail} if tail else {})}
@@ -404,9 +407,9 @@ class Nodes:
             start_new_session=True,
         )
 
-    def _log_of(self, namespace: str, name: str) -> Path | None:
+    def _log_of(self, namespace: str, name: str) -> PodLog | None:
         pod = self._pods.get(self._names.get((namespace, name), ""))
-        return None if pod is None else pod.place / "log"
+        return None if pod is None else pod.log
 
 
 def _path(pod: Fields) -> str:

@@ -1,0 +1,144 @@
+"""One-shot runs: what a JobSet and its pods say of one, and the Secret that goes with it. Pure.
+
+JobSet restarts a run by itself: `restarts` counts it, and the pods of the latest attempt carry that number. A run has begun when
+every pod of it has; from then on it counts as ready, also while JobSet replaces its pods and when all have ended.
+"""
+
+import base64
+from collections.abc import Mapping
+from datetime import datetime
+
+from podway.order import Host
+from podway.providers import Observation, RunObservation, RunRank
+from podway.providers.gke.manifests import NAME, ONE_SHOT, RESTART_ATTEMPT, SLICE, Manifest
+from podway.providers.gke.state import (
+    Fields,
+    Seen,
+    ended_condition,
+    hosts_wanted,
+    rank_of,
+    waiting_observation,
+    why_waiting,
+)
+
+_BEGUN = ("Running", "Succeeded", "Failed")
+
+
+def is_one_shot(jobset: Fields) -> bool:
+    """Whether it runs a task and ends."""
+    return bool((jobset["metadata"].get("annotations") or {}).get(ONE_SHOT))
+
+
+def one_shot_observation(seen: Seen, owner: str, home: str) -> Observation:
+    """As that of a cluster."""
+    jobset = seen.jobset
+    if jobset is None:
+        return Observation(condition="deleting" if seen.pods or seen.leftovers else "absent")
+    if jobset["metadata"].get("deletionTimestamp"):
+        return Observation(condition="deleting")
+    wanted, begun = hosts_wanted(jobset), _begun(seen, jobset)
+    if not (ended_condition(jobset) or _restarts(jobset) or len(begun) == wanted):
+        return waiting_observation(seen, wanted, len(begun))
+    return Observation(condition="ready", hosts=_hosts(jobset, wanted, owner, home))
+
+
+def run_observation(seen: Seen) -> RunObservation:
+    """How far it is."""
+    jobset = seen.jobset
+    if jobset is None:
+        return RunObservation(state="deleting" if seen.pods else "absent")
+    if jobset["metadata"].get("deletionTimestamp"):
+        return RunObservation(state="deleting", ranks=_ranks(seen, jobset))
+    ranks, restarts = _ranks(seen, jobset), _restarts(jobset)
+    ended = ended_condition(jobset)
+    if ended is not None:
+        reason = str(ended.get("message") or "")
+        return RunObservation(
+            state="succeeded" if ended["type"] == "Completed" else "failed",
+            reason=reason,
+            restarts=restarts,
+            ranks=ranks,
+        )
+    wanted = hosts_wanted(jobset)
+    if len(ranks) < wanted:
+        return RunObservation(
+            state="waiting", reason=why_waiting(seen, wanted, len(ranks)), restarts=restarts, ranks=ranks
+        )
+    return RunObservation(state="running", restarts=restarts, ranks=ranks)
+
+
+def secret_of(jobset: Manifest, secrets: Mapping[str, str]) -> Manifest:
+    """The Secret that the run's pods take their environment from."""
+    metadata = jobset["metadata"]
+    kept = {key: metadata[key] for key in ("name", "namespace", "labels")}
+    data = {key: base64.b64encode(value.encode()).decode() for key, value in secrets.items()}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {**kept, "annotations": {NAME: metadata["annotations"][NAME]}},
+        "type": "Opaque",
+        "data": data,
+    }
+
+
+def belongs_to(jobset: Fields) -> Manifest:
+    """A patch that has Kubernetes delete an object together with the JobSet, whoever deletes that."""
+    owner = {
+        "apiVersion": jobset["apiVersion"],
+        "kind": "JobSet",
+        "name": jobset["metadata"]["name"],
+        "uid": jobset["metadata"]["uid"],
+    }
+    return {"metadata": {"ownerReferences": [owner]}}
+
+
+def _restarts(jobset: Fields) -> int:
+    return int((jobset.get("status") or {}).get("restarts") or 0)
+
+
+def _begun(seen: Seen, jobset: Fields) -> list[Fields]:
+    """The pods of the latest attempt that have started, or ended."""
+    attempt = str(_restarts(jobset))
+    return [
+        pod
+        for pod in seen.pods
+        if (pod["metadata"].get("labels") or {}).get(RESTART_ATTEMPT, attempt) == attempt
+        and (pod.get("status") or {}).get("phase") in _BEGUN
+    ]
+
+
+def _ranks(seen: Seen, jobset: Fields) -> tuple[RunRank, ...]:
+    found = []
+    for pod in _begun(seen, jobset):
+        ended: Fields = {}
+        for one in (pod.get("status") or {}).get("containerStatuses") or ():
+            ended = (one.get("state") or {}).get("terminated") or ended
+        until = ended.get("finishedAt")
+        found.append(
+            RunRank(
+                rank=rank_of(pod, jobset),
+                source=pod["metadata"]["name"],
+                code=ended.get("exitCode"),
+                ended=datetime.fromisoformat(until.replace("Z", "+00:00")).timestamp() if until else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda one: one.rank))
+
+
+def _hosts(jobset: Fields, wanted: int, owner: str, home: str) -> tuple[Host, ...]:
+    """By the names that JobSet gives the pods: their addresses change when it restarts them."""
+    name = jobset["metadata"]["name"]
+    cluster = (jobset["metadata"].get("annotations") or {}).get(NAME) or name
+    per_slice = int(jobset["spec"]["replicatedJobs"][0]["template"]["spec"].get("parallelism", 1))
+    return tuple(
+        Host(
+            cluster=cluster,
+            rank=rank,
+            slice=rank // per_slice,
+            worker=rank % per_slice,
+            address=f"{name}-{SLICE}-{rank // per_slice}-{rank % per_slice}",
+            home=home,
+            id=f"{owner}/{cluster}-{rank}",
+        )
+        for rank in range(wanted)
+    )
