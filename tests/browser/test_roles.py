@@ -47,7 +47,10 @@ def test_who_may_act_sees_actions(team: tuple[Site, dict[str, str]], browser: An
     screen.go("/settings")
     screen.page.wait_for_selector("text=Tokens of everybody" if who == "admin" else "text=Your tokens")
     screen.page.wait_for_selector("button >> text=Revoke")
-    assert (screen.page.locator("text=Who did what").count() == 1) == (who == "admin")
+    if who == "admin":
+        screen.page.wait_for_selector("text=Who did what")
+    else:
+        assert screen.page.locator("text=Who did what").count() == 0
     screen.close()
 
 
@@ -81,15 +84,16 @@ def test_what_belongs_to_others_is_not_there(team: tuple[Site, dict[str, str]], 
 
 def test_hostile_names_stay_text_everywhere(team: tuple[Site, dict[str, str]], browser: Any) -> None:
     screen = opened(team, browser, "admin")
-    shown = 0
+    named = ("/clusters/demo", "/clusters/demo/jobs/2")  # the cluster's jobs, and the job itself
     for path, selector in (("/", ".figures"), ("/clusters", "table"), ("/clusters/demo", ".timeline li"), ("/clusters/demo/jobs/2", "h1"),
                            ("/training", "h1"), ("/models", "h1"), ("/cost", ".figures"), ("/settings", "table")):  # fmt: skip
         screen.go(path)
         screen.page.wait_for_selector(selector)
-        screen.page.wait_for_timeout(300)
-        shown += EVIL in screen.text()
+        if path in named:
+            screen.until(lambda: EVIL in screen.text())
+        else:
+            screen.page.wait_for_timeout(300)
         assert screen.page.locator("main script, main img").count() == 0 and "broken" not in screen.page.title()
-    assert shown >= 2  # the cluster's jobs and the job itself
     screen.close()
 
 

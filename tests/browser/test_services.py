@@ -70,13 +70,13 @@ def test_load_latencies_and_the_autoscaler_s_reasons_are_shown(screen: Screen) -
         assert time.monotonic() < deadline, screen.text()[:3000]
         asked(screen.site, 10)
         page.wait_for_timeout(200)
-    assert "wants 2 replicas in place of 1" in page.inner_text(".timeline")
+    screen.until(lambda: "wants 2 replicas in place of 1" in page.inner_text(".timeline"))
     for title in ("Requests/s", "Time to first token", "Time per token", "In flight and waiting"):
         page.wait_for_selector(f".charts section:has(h2:text-is('{title}')) canvas")
-    figures = page.inner_text(".figures")
-    assert "TPOT, median" in figures and "99 %:" in figures
+    screen.until(lambda: all(words in page.inner_text(".figures") for words in ("TPOT, median", "99 %:")))
     screen.until(lambda: "2 of 2" in page.inner_text(".figures"))
-    assert page.locator("table:has(caption:text-is('Replicas')) >> text=passes for").count() == 2
+    passing = page.locator("table:has(caption:text-is('Replicas')) >> text=passes for")
+    screen.until(lambda: passing.count() == 2)
 
 
 def test_a_service_is_rolled_back_and_scaled(screen: Screen) -> None:

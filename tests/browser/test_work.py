@@ -43,7 +43,7 @@ def test_a_training_run_is_drawn_beside_its_plan(screen: Screen) -> None:
     page = screen.page
     page.wait_for_selector("main >> text=Loss", timeout=300_000)
     page.wait_for_selector("main >> text=Goodput")
-    assert page.locator(".charts canvas").count() >= 5
+    screen.until(lambda: page.locator(".charts canvas").count() >= 5)
     page.wait_for_selector("text=Beside the plan")
     page.wait_for_selector("text=This slice is simulated")
     screen.until(lambda: "tiny-llama3 on v6e-4, fsdp=4, 4 x 64" in screen.text())
@@ -68,7 +68,7 @@ def test_a_model_is_talked_to_one_and_two_at_a_time(screen: Screen) -> None:
     page.fill("input[type=number] >> nth=0", "24")
     page.fill("input[type=number] >> nth=1", "0")  # else a model of random weights may end its answer at once
     screen.ask("We the People", 2)
-    assert page.locator(".message.user").count() >= 3 and "first token" in screen.text()
+    screen.until(lambda: page.locator(".message.user").count() >= 3 and "first token" in screen.text())
     assert "client.completions.create(" in page.inner_text("pre") and 'prompt="We the People"' in page.inner_text("pre")
     page.click("text=curl")
     assert "/v1/completions" in page.inner_text("pre")
