@@ -3,9 +3,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# A cluster is used by the tests only when it is named on the command line: one that is in the environment by habit may be in use.
+OWN_CLUSTER := $(if $(filter command,$(origin KUBECONFIG)),$(KUBECONFIG))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test system-packages clients axe lint soak bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot bench-files bench-page screenshots clean
+.PHONY: help setup demo test system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot bench-files bench-page screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +43,10 @@ lint: setup  ## ruff and mypy --strict
 soak: setup  ## The long fuzz, chaos and load runs
 	@bash tools/clients all
 	$(BIN)/python -m pytest -m soak --timeout=3600 tests
+
+test-kubernetes: setup  ## The Kubernetes tests on a real control plane, built by Go first; KUBECONFIG=FILE: on that cluster instead
+	$(if $(OWN_CLUSTER),,tools/kubernetes/build)
+	PODWAY_TEST_KUBECONFIG='$(OWN_CLUSTER)' $(BIN)/python -m pytest -m kubernetes --timeout=1800 tests/kubernetes
 
 bench: setup  ## CPU of the CLI beside sky and dstack, launch and exec overhead, log merging: writes docs/benchmarks.md
 	$(BIN)/python -m tools.bench.spine

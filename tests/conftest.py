@@ -1,10 +1,7 @@
 """Shared by all tests: a compiler that hurries, a Podway home of its own for each test that wants one, no silent skips in CI."""
 
-import contextlib
 import os
-import secrets
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from tools.bench.free_ports import free_port as free_port
 from tools.bench.own_postgres import binaries, own_postgres
 
 SKIPPED: list[str] = []
@@ -57,11 +55,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`soak` runs only when it is asked for."""
-    if "soak" not in (config.option.markexpr or ""):
-        chosen = [item for item in items if item.get_closest_marker("soak") is None]
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
-        items[:] = chosen
+    """`soak` and `kubernetes` run only when they are asked for."""
+    unasked = [name for name in ("soak", "kubernetes") if name not in (config.option.markexpr or "")]
+    left_out = [item for item in items if any(item.get_closest_marker(name) for name in unasked)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
@@ -97,16 +95,6 @@ def processes_of(home: Path) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 for a process that begins to listen later. It lies below those that the kernel gives to connections, so
-    none of them takes it in the meantime."""
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def wait_until(condition, seconds: float = 20.0, what: str = "the condition"):  # type: ignore[no-untyped-def]

@@ -8,7 +8,6 @@ each request: what is measured is the proxying alone.
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,19 +16,13 @@ from typing import Any
 
 import msgspec
 from tools.bench import peers
+from tools.bench.free_ports import free_port
 
 from podway.gateway.table import Backend, RoutedService, RouteTable
 
 MODEL = "dummy"
 PROXY_CORE, OTHER_CORE = {0}, {1}
 Started = tuple[int, str, str, int]  # port, path of chat completions, key, the first process
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextlib.contextmanager

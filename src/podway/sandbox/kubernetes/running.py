@@ -12,10 +12,11 @@ from podway.providers.gke.kubeconfig import KubeContext
 from podway.sandbox.hosts import why_no_namespaces
 from podway.sandbox.kubernetes.controllers import Controllers
 from podway.sandbox.kubernetes.nodes import NodePool, Nodes
-from podway.sandbox.kubernetes.objects import Objects
+from podway.sandbox.kubernetes.objects import Fields, Objects
 from podway.sandbox.kubernetes.server import Api, ApiServer
 
 CONTEXT = "pretend"
+LASTING = ("nodes", "clusterqueues", "localqueues", "resourceflavors")
 FLAVOR, CLUSTER_QUEUE, QUEUE = "v6e", "cluster-queue", "multislice-queue"
 
 
@@ -51,6 +52,14 @@ class RunningKubernetes:
             ("localqueues", "default", QUEUE, {"clusterQueue": CLUSTER_QUEUE}),
         ):
             self.objects.create(plural, namespace, {"metadata": {"name": name}, "spec": spec})
+
+    def pods(self) -> list[Fields]:
+        """Every pod there is."""
+        return self.objects.find("pods")
+
+    def left(self) -> dict[str, int]:
+        """How many objects of each kind there are that a launch makes: none at the end of a test."""
+        return {kind: count for kind, count in self.objects.count().items() if kind not in LASTING}
 
     def close(self) -> None:
         if self.nodes is not None:
