@@ -20,6 +20,7 @@ from tests.kubernetes.persons_cluster import PersonsKubernetes
 POOLS = (
     NodePool(name="pool-0", accelerator_type="v6e-16"),
     NodePool(name="pool-1", accelerator_type="v6e-16"),
+    *(NodePool(name=f"single-{number}", accelerator_type="v6e-4") for number in range(4)),
 )
 
 

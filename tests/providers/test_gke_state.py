@@ -112,6 +112,13 @@ PULL = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling"}
             f"queue q: {QUOTA}",
         ),
         ({"workload": workload()}, "queue q: Kueue has not looked at it yet"),
+        (  # JobSet lets no other pod of a slice be made before the first has a node: that one says why
+            {
+                "pods": (unscheduled("0/8 nodes are available"),),
+                "events": (event("FailedCreate", "follower pod node selector not found", "demo-1-slice-0"),),
+            },
+            "no node fits 1 of its pods: 0/8 nodes are available",
+        ),
         (
             {
                 "workload": workload(

@@ -97,7 +97,7 @@ class OwnKubernetes:
         """One server; returns at once."""
         with open(self.place / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                self._command(name),
+                ["setpriv", "--pdeathsig", "KILL", *self._command(name)],  # whatever becomes of this process
                 cwd=self.place,
                 env={
                     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
@@ -224,6 +224,8 @@ class OwnKubernetes:
             "secure-port": "0",
             "service-account-private-key-file": self.place / "certs" / "tls.key",
             "root-ca-file": self.ca,
+            # An endpoint may not be in the loopback network, where the nodes are; pods find each other by their /etc/hosts.
+            "controllers": "*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller",
             # The nodes send no heartbeats: on a machine that is busy enough they would come too late.
             "node-monitor-grace-period": "24h",
         }
@@ -243,7 +245,8 @@ class OwnKubernetes:
                 webhook = {"clientConfig": client, "conversionReviewVersions": ["v1"]}
                 body["spec"]["conversion"] = {"strategy": "Webhook", "webhook": webhook}
             self.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
-            self._wait_served(body["spec"]["group"], versions[0], body["spec"]["names"]["plural"])
+            for version in versions:
+                self._wait_served(body["spec"]["group"], version, body["spec"]["names"]["plural"])
         (self.place / f"{name}.yaml").write_text(yaml.safe_dump(self._configuration(name)))
         if name == "kueue":
             metrics = self.place / "etc" / KUEUE_METRICS
@@ -264,12 +267,13 @@ class OwnKubernetes:
             self.create(f"/apis/admissionregistration.k8s.io/v1/{body['kind'].lower()}s", body)
 
     def _wait_served(self, group: str, version: str, plural: str) -> None:
-        """A controller that starts before its kinds are served tries again only after a while."""
+        """A controller that starts before all of its kinds are announced ends, or tries again only after a while."""
         until = time.monotonic() + STARTED_S
         while time.monotonic() < until:
             with contextlib.suppress(ProviderError, UserError):
-                self.admin.call("GET", f"/apis/{group}/{version}/{plural}", query={"limit": "1"})
-                return
+                kinds = self.admin.call("GET", f"/apis/{group}/{version}")["resources"]
+                if any(one["name"] == plural for one in kinds):
+                    return
             time.sleep(0.1)
         raise RuntimeError(f"{plural}.{group} is not served")
 

@@ -149,7 +149,7 @@ def _failure_policy(restarts: Restarts) -> Manifest:
     """A pod that ended with a code that is not to be tried again (its Job's PodFailurePolicy) ends the JobSet."""
     policy: Manifest = {"maxRestarts": restarts.most, "restartStrategy": "Recreate"}
     if restarts.exit_codes:
-        rule = {"name": "no-retry", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+        rule = {"name": "noRetry", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
         policy["rules"] = [rule]
     return policy
 

@@ -5,7 +5,8 @@ them in when the request is sent.
 
 The container's own process is a small shell script. It starts the agent again should it end (a newer Podway replaces it so), and when
 the pod is told to end (SIGTERM: the node is drained for maintenance, or preempted) it tells every process of the jobs so, and lets
-them write their checkpoints for as long as the pod's grace period lasts.
+them write their checkpoints for as long as the pod's grace period lasts. It waits for those alone that were there then: a server that
+asks how the host is starts new ones until the end.
 """
 
 import base64
@@ -42,8 +43,9 @@ mkdir -p -m 700 "$HOME/.podway" "$HOME/sky_workdir"
 others() {{ for p in /proc/[0-9]*; do p=${{p#/proc/}}; [ "$p" = 1 ] || [ "$p" = "$serving" ] || echo "$p"; done; }}
 ending() {{
   trap '' TERM
-  for p in $(others); do kill -TERM "$p" 2>/dev/null; done
-  while for p in $(others); do kill -0 "$p" 2>/dev/null && [ "$(cut -d' ' -f3 "/proc/$p/stat" 2>/dev/null)" != Z ] && break; done
+  told=$(others)
+  for p in $told; do kill -TERM "$p" 2>/dev/null; done
+  while for p in $told; do kill -0 "$p" 2>/dev/null && [ "$(cut -d' ' -f3 "/proc/$p/stat" 2>/dev/null)" != Z ] && break; done
   do sleep 0.2; done
   [ -z "$serving" ] || kill -TERM "$serving" 2>/dev/null
   exit 143

@@ -1,8 +1,8 @@
 """What Kubernetes' objects say of a cluster, as an `Observation`. Pure.
 
 `Seen` holds what was read: the JobSet, its pods, Kueue's Workload and the latest events. The condition comes from the JobSet and the
-pods; why it waits, in one sentence, from whatever says most: Kueue's quota and admission checks first, then the events of Jobs that
-could make no pods, the scheduler's and the autoscaler's word on pods without a node, and images that cannot be pulled.
+pods; why it waits, in one sentence, from whatever says most: Kueue's quota and admission checks first, then images that cannot be
+pulled, the scheduler's and the autoscaler's word on pods without a node, and the events of Jobs that could make no pods.
 """
 
 import re
@@ -156,9 +156,9 @@ def why_waiting(seen: Seen, wanted: int, ready: int) -> str:
     """One sentence."""
     return (
         _kueue(seen.workload)
-        or _no_pods(seen, wanted)
         or _images(seen.pods)
-        or _unschedulable(seen)
+        or _unschedulable(seen)  # before `_no_pods`: JobSet refuses a slice's other pods until the first has a node
+        or _no_pods(seen, wanted)
         or f"{ready} of {wanted} pods are ready"
     )
 
