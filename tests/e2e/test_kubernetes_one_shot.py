@@ -34,13 +34,8 @@ def cluster(kubernetes: RunningKubernetes, pod: Podway) -> Iterator[RunningKuber
     (pod.home / "gke.yaml").write_text("queue: multislice-queue\n")
     pod.start(KUBECONFIG=str(kubernetes.kubeconfig))
     yield kubernetes
-    wait_until(lambda: left(kubernetes) == {}, 60, "an empty cluster")
+    wait_until(lambda: kubernetes.left() == {}, 60, "an empty cluster")
     assert kubernetes.nodes is not None and kubernetes.nodes.processes() == 0
-
-
-def left(kubernetes: RunningKubernetes) -> dict[str, int]:
-    kept = ("nodes", "clusterqueues", "localqueues", "resourceflavors")
-    return {kind: count for kind, count in kubernetes.objects.count().items() if kind not in kept}
 
 
 def podway(pod: Podway, *words: str, code: int = 0) -> str:
@@ -82,7 +77,8 @@ run: |
     failed = podway(pod, *words, "-c", "bad", "--env", "CODE=7", code=100)
     assert "rank 1" in failed and "exited with code 7" in failed
     wait_until(lambda: pod.client.cluster("bad").state == "GONE", 60, "the failed run to be gone")
-    assert left(cluster) == {} and podway(pod, "status").count("good") == 0
+    wait_until(lambda: cluster.left() == {}, 60, "an empty cluster")
+    assert podway(pod, "status").count("good") == 0
     assert "SUCCEEDED" in podway(pod, "queue", "good") and "FAILED" in podway(pod, "queue", "bad")
     assert "rank 0 token *** 10" in podway(pod, "logs", "good", "--no-follow")
     assert pod.client.jobs("bad")[-1].exits[1].code == 7
@@ -139,7 +135,7 @@ def test_a_server_that_is_killed_loses_no_line_and_cancel_frees_the_chips(
     # Somebody deletes the JobSet: the job has failed and says so, and its Secret goes with the JobSet.
     podway(pod, *RUN, "-c", "lost", "-d", "--secret", "KEY=value-of-it", "echo up; sleep 1000")
     wait_until(lambda: job(pod, "lost") == "RUNNING", 60, "it to run")
-    assert left(cluster)["secrets"] == 1
+    assert cluster.left()["secrets"] == 1
     (found,) = cluster.objects.find("jobsets")
     path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{found['metadata']['name']}"
     cluster.api.answer("DELETE", path, {}, {})

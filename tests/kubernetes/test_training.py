@@ -1,25 +1,16 @@
 """Real jax over two pretended slices, and what exit codes lead to."""
 
-import contextlib
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
-from tools.bench.own_kubernetes import NAMESPACE, OwnKubernetes
+from tools.bench.own_kubernetes import OwnKubernetes
 
-from podway.providers.gke.api import Fields, NotFound
-from tests.conftest import wait_until
+from podway.providers.gke.api import Fields
 from tests.e2e.harness import Podway
 from tests.e2e.test_kubernetes import podway
 
 pytestmark = pytest.mark.kubernetes
 
-JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"
-CONFIG_MAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
 # Every chip holds its number; the sum over all of them, of both slices, must reach every host.
 ALL_REDUCE = """
 import os
@@ -90,58 +81,3 @@ run: |
         and "rank 3" in said
         and "exit code 1" in said.replace("exited with code 1", "exit code 1")
     ), said
-
-
-@contextlib.contextmanager
-def one_shot(own: OwnKubernetes, pod: Podway, tmp_path: Path, run: str) -> Iterator[str]:
-    """Printed by --dryrun and sent as `kubectl apply` does; the JobSet's name. Deleted at the end."""
-    lines = "".join(f"  {line}\n" for line in run.splitlines())
-    (tmp_path / "task.yaml").write_text(
-        f"""
-resources:
-  infra: k8s
-  accelerators: tpu-v6e-16
-  job_recovery: {{max_restarts_on_errors: 3}}
-file_mounts: {{/kept: {{source: gs://{tmp_path.name.replace("_", "-")}, mode: MOUNT}}}}
-run: |
-{lines}"""
-    )
-    words = ("launch", "--one-shot", "--dryrun", "-c", "once", str(tmp_path / "task.yaml"))
-    printed = subprocess.run(
-        [sys.executable, "-m", "podway.cli.main", *words],
-        env={**os.environ, "PODWAY_HOME": str(pod.home)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    objects = list(zip((CONFIG_MAPS, JOBSETS), yaml.safe_load_all(printed.stdout), strict=True))
-    try:
-        for path, body in objects:
-            own.admin.call("POST", path, body)
-        yield objects[1][1]["metadata"]["name"]
-    finally:
-        for path, body in objects:
-            with contextlib.suppress(NotFound):
-                own.admin.call("DELETE", f"{path}/{body['metadata']['name']}", {"propagationPolicy": "Background"})
-
-
-def ended(own: OwnKubernetes, name: str) -> Fields | None:
-    status: Fields = own.admin.call("GET", f"{JOBSETS}/{name}").get("status") or {}
-    return status if status.get("terminalState") else None
-
-
-def test_a_one_shot_run_restarts_after_exit_42(own: OwnKubernetes, pod: Podway, tmp_path: Path) -> None:
-    run = "if [ $PODWAY_RANK = 2 ] && mkdir /kept/tried; then exit 42; fi\necho done on $PODWAY_RANK"
-    with one_shot(own, pod, tmp_path, run) as name:
-        status = wait_until(lambda: ended(own, name), 120, "the end")
-        assert (status["terminalState"], status["restarts"]) == ("Completed", 1), status
-
-
-def test_a_one_shot_run_fails_after_exit_1(own: OwnKubernetes, pod: Podway, tmp_path: Path) -> None:
-    run = "[ $PODWAY_RANK != 2 ] || { echo the last words; exit 1; }\nsleep 1000"
-    with one_shot(own, pod, tmp_path, run) as name:
-        status = wait_until(lambda: ended(own, name), 120, "the end")
-        assert (status["terminalState"], status.get("restarts", 0)) == ("Failed", 0), status
-        failed = [one for one in own.pods() if one["status"]["phase"] == "Failed"]
-        said = [one["status"]["containerStatuses"][0]["state"]["terminated"] for one in failed]
-        assert any(one["exitCode"] == 1 and "the last words" in one["message"] for one in said), said

@@ -25,7 +25,8 @@ from typing import Any
 import httptools
 import msgspec
 from tools.bench import proxies, report
-from tools.bench.proxies import MODEL, OTHER_CORE, free_port, process
+from tools.bench.free_ports import free_port
+from tools.bench.proxies import MODEL, OTHER_CORE, process
 
 EVENTS = 100
 START_S = 90.0  # of a proxy: some import for half a minute
