@@ -66,7 +66,7 @@ def asked_through_restarts(pod: Podway, count: int, **environment: str) -> None:
 
     wait_until(answers, 60, "an answer")
     backends = pod.client.gateway_routes().services[0].backends
-    assert len(backends) == count and all(one.ssh for one in backends)
+    assert len(backends) == count and all(one.tunnel for one in backends)
     ends: list[bool] = []
     stream = threading.Thread(target=lambda: ends.append(whole_stream(url, key, 500)))
     stream.start()

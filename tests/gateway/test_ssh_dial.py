@@ -36,7 +36,7 @@ def backend(made: HostSet, index: int, port: int) -> Backend:
     host = made.hosts[index]
     endpoint = Endpoint(address=host.address, port=host.port, user=host.user, identity_file=str(made.key))
     route = msgspec.json.encode(SshRoute(endpoint=endpoint)).decode()
-    return Backend(id=f"r{index}", address=f"{host.address}:{port}", ssh=route)
+    return Backend(id=f"r{index}", address=f"{host.address}:{port}", tunnel=route)
 
 
 def start(made: HostSet, index: int, port: int) -> str:
@@ -53,7 +53,7 @@ def test_replicas_are_reached_through_ssh(hosts: HostSet, tmp_path: Path) -> Non
     backends = tuple(backend(hosts, index, port) for index, port in enumerate(ports))
 
     async def test() -> None:
-        running = RunningGateway(Gateway(ssh_dial=SshDialer(tmp_path)))
+        running = RunningGateway(Gateway(dial=SshDialer(tmp_path)))
         listener = listening_socket("127.0.0.1", 0)
         up = Live(running, listener.getsockname()[1], {}, {})
         await running.listen(listener)

@@ -111,10 +111,10 @@ def run(
         serve(settings)
         return
     from podway.server.gateway_source import GatewaySource
-    from podway.server.ssh_dial import SshDialer
+    from podway.server.tunnels import TunnelDialer
 
     # Where the server is another machine's, so are the keys to log in to hosts: replicas are reached at their addresses.
-    dialer = SshDialer(home() / "gateway") if server is None else None
+    dialer = TunnelDialer(home()) if server is None else None
     serve(settings, GatewaySource(home(), *_address(server, token_file), own=single), dialer)
 
 

@@ -34,16 +34,16 @@ def route_table(
     holders: Iterable[tuple[str, Caller]],
     address: Callable[[Replica], str | None] = direct_address,
     gateway_keys: Iterable[tuple[GatewayKey, Caller]] = (),
-    ssh: Callable[[Replica], str] = lambda _: "",
+    tunnel: Callable[[Replica], str] = lambda _: "",
 ) -> RouteTable:
-    """`holders`: the digest of each token, and whose it is. `address`, `ssh`: how a replica is reached. `gateway_keys`: with owners."""
+    """`holders`: the digest of each token, and whose it is. `address`, `tunnel`: how a replica is reached. `gateway_keys`: with owners."""
     known = [service for service in services if service.live and service.goal == "up"]
     ready: dict[str, list[Replica]] = {service.id: [] for service in known}
     for replica in replicas:
         if replica.state is ReplicaState.READY and replica.service_id in ready:
             ready[replica.service_id].append(replica)
     routed = tuple(
-        _routed(service, ready[service.id], address, ssh) for service in sorted(known, key=lambda one: one.name)
+        _routed(service, ready[service.id], address, tunnel) for service in sorted(known, key=lambda one: one.name)
     )
     keys = {digest: _key(caller, known) for digest, caller in sorted(holders)}
     for one, owner in sorted(gateway_keys, key=lambda pair: pair[0].digest):
@@ -54,7 +54,7 @@ def route_table(
 
 
 def _routed(
-    service: Service, ready: list[Replica], address: Callable[[Replica], str | None], ssh: Callable[[Replica], str]
+    service: Service, ready: list[Replica], address: Callable[[Replica], str | None], tunnel: Callable[[Replica], str]
 ) -> RoutedService:
     spec = service.spec
     weights = _weights(service, ready)
@@ -62,7 +62,9 @@ def _routed(
     return RoutedService(
         name=service.name,
         backends=tuple(
-            Backend(id=one.id, address=at, ssh=ssh(one), weight=weights.get(one.revision, 1.0), revision=one.revision)
+            Backend(
+                id=one.id, address=at, tunnel=tunnel(one), weight=weights.get(one.revision, 1.0), revision=one.revision
+            )
             for one, at in reached
             if at is not None and weights.get(one.revision, 1.0) > 0
         ),

@@ -20,7 +20,7 @@ from podway.gateway.load import LoadMeter
 from podway.gateway.metrics import GatewayMetrics
 from podway.gateway.relay import Race, Relay, RelayOutcome
 from podway.gateway.table import ApiKey, Backend, RoutedService, Routes
-from podway.gateway.upstream import ReplicaConnection, ReplicaPool, SshDial
+from podway.gateway.upstream import ReplicaConnection, ReplicaPool, TunnelDial
 
 ANSWER_S = 900.0  # without a byte from the replica
 MOST_HELD = 1000  # requests that wait for first replicas
@@ -61,11 +61,11 @@ class Forwarder:
     """Sends requests to replicas, by the table of the moment."""
 
     def __init__(
-        self, metrics: GatewayMetrics, loads: LoadMeter, hedge_s: float | None = None, ssh_dial: SshDial | None = None
+        self, metrics: GatewayMetrics, loads: LoadMeter, hedge_s: float | None = None, dial: TunnelDial | None = None
     ) -> None:
         self.routes = Routes()
         self.balancer = Balancer()
-        self.pool = ReplicaPool(ssh_dial)
+        self.pool = ReplicaPool(dial)
         self.held = 0
         self._metrics = metrics
         self._loads = loads

@@ -32,7 +32,7 @@ from podway.gateway.proxy import Gateway
 from podway.gateway.server_link import ControlServer, ServerLink
 from podway.gateway.state_dir import GatewayProcess, say_holder, take_lock, write_info
 from podway.gateway.table import RouteTable
-from podway.gateway.upstream import SshDial
+from podway.gateway.upstream import TunnelDial
 
 LOOK_S = 0.2  # how soon a new file of routes is seen
 LONGEST_DRAIN_S = 3600.0  # of a process that has a successor: nobody waits for it
@@ -167,13 +167,13 @@ def _listener(settings: GatewaySettings, inherited: Inherited) -> socket.socket:
 async def _run(
     settings: GatewaySettings,
     server: ControlServer | None,
-    ssh_dial: SshDial | None,
+    dial: TunnelDial | None,
     inherited: Inherited,
     lock: int | None,
 ) -> None:
     tls = tls_context(settings.tls_cert, settings.tls_key)
     ledger = UsageLedger(f"{socket.gethostname()[:60]}-{secrets.token_hex(6)}", settings.state)
-    gateway = Gateway(hedge_s=settings.hedge_s, ledger=ledger, ssh_dial=ssh_dial)
+    gateway = Gateway(hedge_s=settings.hedge_s, ledger=ledger, dial=dial)
     running = RunningGateway(gateway)
     stop, replace = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -243,8 +243,8 @@ async def _until_told(stop: asyncio.Event, replace: asyncio.Event, listener: soc
         log.error("the new process did not start; this one goes on")
 
 
-def serve(settings: GatewaySettings, server: ControlServer | None = None, ssh_dial: SshDial | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. `ssh_dial`: how replicas are reached that are to be reached through ssh."""
+def serve(settings: GatewaySettings, server: ControlServer | None = None, dial: TunnelDial | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. `dial`: how replicas are reached that are not at their addresses."""
     logging.basicConfig(stream=sys.stderr, format="podway gateway: %(message)s", level=logging.WARNING)
     with contextlib.suppress(ImportError):
         import uvloop  # a faster event loop, where it is installed
@@ -257,4 +257,4 @@ def serve(settings: GatewaySettings, server: ControlServer | None = None, ssh_di
     if settings.single and settings.state is not None and lock is None:
         lock = take_lock(settings.state)
         say_holder(lock)
-    asyncio.run(_run(settings, server, ssh_dial, inherited, lock))
+    asyncio.run(_run(settings, server, dial, inherited, lock))

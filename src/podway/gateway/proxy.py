@@ -20,7 +20,7 @@ from podway.gateway.load import LoadMeter
 from podway.gateway.metrics import GatewayMetrics
 from podway.gateway.relay import Relay
 from podway.gateway.table import ApiKey, RoutedService, Routes, RouteTable
-from podway.gateway.upstream import SshDial
+from podway.gateway.upstream import TunnelDial
 
 LARGEST_QUESTION = 32 << 20  # of a request that names a model: it is read whole to find the name
 KEPT_TO_RETRY = 1 << 20  # of any other request
@@ -35,12 +35,12 @@ class Gateway:
         clock: Callable[[], float] = time.time,
         hedge_s: float | None = None,
         ledger: UsageLedger | None = None,
-        ssh_dial: SshDial | None = None,
+        dial: TunnelDial | None = None,
     ) -> None:
         self.metrics = GatewayMetrics()
         self.loads = LoadMeter()
         self.ledger = ledger or UsageLedger("-")
-        self.forwarder = Forwarder(self.metrics, self.loads, hedge_s, ssh_dial)
+        self.forwarder = Forwarder(self.metrics, self.loads, hedge_s, dial)
         self.budgets = Budgets()
         self.ready = True
         self.has_routes = False

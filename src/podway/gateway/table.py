@@ -17,16 +17,15 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     address: str  # 'host:port', or 'unix:/path' of a socket that leads to it
-    ssh: str = (
-        ""  # how to log in to its host (JSON, `server/ssh_dial.py`), for gateways that may: the port is asked there
-    )
+    # How its port is reached where the address is not (JSON, `server/tunnels.py`), for gateways that may. The key is as older ones know it.
+    tunnel: str = msgspec.field(default="", name="ssh")
     weight: float = 1.0  # share of traffic beside the others; a canary has less than 1
     revision: int = 1
 
     @property
     def place(self) -> str:
         """Where connections to it lead; private addresses may be those of two hosts."""
-        return f"{self.address} {self.ssh}" if self.ssh else self.address
+        return f"{self.address} {self.tunnel}" if self.tunnel else self.address
 
     @property
     def port(self) -> int:

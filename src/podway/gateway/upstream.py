@@ -17,14 +17,14 @@ from podway.gateway.table import Backend
 from podway.gateway.wire import Header
 
 CONNECT_S = 5.0
-SSH_CONNECT_S = 30.0  # with a login, where the host has no connection yet
+TUNNEL_CONNECT_S = 30.0  # with a login, where the host has no connection yet
 MOST_IDLE = 256  # for each replica
 # A replica whose host or zone vanished says nothing more: its connections break after 25 s, not after the longest answer.
 _LOSS_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
 
-# Opens a connection to a port of a host through its sshd, for a protocol; OSError when that cannot be.
-SshDial = Callable[[str, int, asyncio.Protocol], Awaitable[None]]
+# Opens a connection to a port of a host through its sshd or another way in, for a protocol; OSError when that cannot be.
+TunnelDial = Callable[[str, int, asyncio.Protocol], Awaitable[None]]
 
 
 class ResponseReceiver(Protocol):
@@ -182,9 +182,9 @@ class ReplicaConnection(SocketProtocol):
 class ReplicaPool:
     """Connections that wait for their next request, by replica."""
 
-    def __init__(self, ssh_dial: SshDial | None = None) -> None:
+    def __init__(self, dial: TunnelDial | None = None) -> None:
         self._idle: dict[str, list[ReplicaConnection]] = {}
-        self._ssh_dial = ssh_dial
+        self._dial = dial
 
     async def connect(self, backend: Backend, *, fresh: bool = False) -> tuple[ReplicaConnection, bool]:
         """(a connection to a replica, whether it was used before)."""
@@ -193,9 +193,9 @@ class ReplicaPool:
             return idle.pop(), True
         loop = asyncio.get_running_loop()
         address, connection = backend.address, ReplicaConnection(self, backend.place)
-        if backend.ssh and self._ssh_dial is not None:
-            async with asyncio.timeout(SSH_CONNECT_S):
-                await self._ssh_dial(backend.ssh, backend.port, connection)
+        if backend.tunnel and self._dial is not None:
+            async with asyncio.timeout(TUNNEL_CONNECT_S):
+                await self._dial(backend.tunnel, backend.port, connection)
             return connection, False
         async with asyncio.timeout(CONNECT_S):
             if address.startswith("unix:"):

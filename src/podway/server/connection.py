@@ -117,7 +117,7 @@ class ServerConnection:
             yield response
 
     def frames(self, where: Callable[[], str], kind: type[T], *, once: bool = False) -> Iterator[T]:
-        """What a stream brings, across restarts of the server: it is opened anew at `where()`, which says where to go on, until the
+        """What a stream brings, across restarts of the server: it is opened again at `where()`, which says where to go on, until the
         caller has enough; with `once`, until it ends."""
         decoder = json_decoder(kind)
         broken_since: float | None = None

@@ -25,7 +25,7 @@ from podway.server.service_api import (
     ModelUsageView,
     RoutesReply,
 )
-from podway.server.ssh_dial import ssh_route
+from podway.server.tunnels import tunnel_route
 
 LONGEST_WAIT_S = 60.0
 LOOK_S = 2.0  # how soon a change of tokens is seen, and what another server on the same database wrote
@@ -38,7 +38,9 @@ def _table(call: ApiCall) -> RouteTable:
     owned = [(key, tokens.owner(key.user)) for key in keys]
     holders = tokens.holders()
     holders += page_keys(call.services.control.vault, [caller for _, caller in holders])
-    table = route_table(rows.live(), rows.open_replicas(), holders, gateway_keys=owned, ssh=lambda one: _ssh(call, one))
+    table = route_table(
+        rows.live(), rows.open_replicas(), holders, gateway_keys=owned, tunnel=lambda one: _tunnel(call, one)
+    )
     day, spent = time.strftime("%Y-%m-%d", time.gmtime(now)), dict[str, int]()
     limited = {key.user for key in table.keys.values() if key.tokens_per_day is not None}
     for used in rows.usage(day) if limited else ():
@@ -47,13 +49,13 @@ def _table(call: ApiCall) -> RouteTable:
     return msgspec.structs.replace(table, day=day, spent=spent)
 
 
-def _ssh(call: ApiCall, replica: Replica) -> str:
-    """How a gateway logs in to the host of a replica; empty: it is reached at its address."""
+def _tunnel(call: ApiCall, replica: Replica) -> str:
+    """How a gateway reaches the host of a replica; empty: at its address."""
     cluster = call.services.store.cluster(replica.cluster_id or "")
     if cluster is None or replica.host is None:
         return ""
     try:
-        return ssh_route(call.services.provider(cluster.order.provider), replica.host)
+        return tunnel_route(call.services.provider(cluster.order.provider), replica.host)
     except (UserError, ProviderError):
         return ""  # its pool or account is not there any more: the address is all that is left
 

@@ -36,7 +36,7 @@ def ssh_route(provider: Provider, host: Host) -> str:
 
 
 class SshDialer:
-    """The ssh connections of one gateway; an `SshDial`."""
+    """The ssh connections of one gateway; a `TunnelDial`."""
 
     def __init__(self, folder: Path) -> None:
         self._known_hosts = folder / "known_hosts"

@@ -36,16 +36,18 @@ from podway.providers.gke.pod_logs import follow_log
 from podway.providers.gke.render import HOME, render, with_agent
 from podway.providers.gke.runs import belongs_to, is_one_shot, one_shot_observation, run_observation, secret_of
 from podway.providers.gke.state import condition_of, observation, worker_of
-from podway.providers.gke.streams import run_in_pod
+from podway.providers.gke.streams import OPEN_S, run_in_pod
 from podway.task.task import Resources, Task
 
 _PATHS = {"ConfigMap": CONFIG_MAPS, "Secret": SECRETS, "JobSet": JOBSETS}
 _AGENT = f"{HOME}/.podway/agent.pyz"
-# Joins stdin and stdout to a port of the pod; in Python since that is in every image that runs an agent.
+# Joins stdin and stdout to a port of the pod, and says `+` once that takes the connection; in Python since that is in every image that
+# runs an agent.
 _PORT = """\
 import os, select, socket, sys
 s = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10)
 s.settimeout(None)
+os.write(1, b"+")
 p = select.poll()
 p.register(0, select.POLLIN)
 p.register(s, select.POLLIN)
@@ -221,7 +223,20 @@ class GkeProvider:
 
     def connect_port(self, host: Host, port: int) -> Connect:
         """A port of the pod, by a relay in it."""
-        return self._run(host, ["python3", "-c", _PORT, str(port)])
+        opened = self._run(host, ["python3", "-S", "-E", "-c", _PORT, str(port)])
+
+        async def connect() -> tuple[Reader, Writer]:
+            reader, writer = await opened()
+            try:
+                async with asyncio.timeout(OPEN_S):
+                    if await reader.read(1) == b"+":
+                        return reader, writer
+                raise ConnectionRefusedError(f"nothing listens on port {port} of {host.id}")
+            except BaseException:
+                writer.close()
+                raise
+
+        return connect
 
     def _run(self, host: Host, command: list[str]) -> Connect:
         async def connect() -> tuple[Reader, Writer]:
