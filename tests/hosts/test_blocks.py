@@ -21,6 +21,7 @@ from podway.hosts.agent.packs import FRAME, FilesError
 from podway.hosts.agent.phase import RequestRefused
 from podway.hosts.agent.place import Place
 from podway.hosts.blobs import BlobStore
+from podway.hosts.patches import _frame, patch_pack
 from podway.hosts.tree import scan
 
 
@@ -75,6 +76,44 @@ def test_a_changed_content_is_put_together_from_the_old_one(change: tuple[bytes,
         store.put_pack(sent[at : at + piece] for at in range(0, len(sent), piece))
         assert store.read(digest(new)) == new
         assert {path.name for path in Path(folder).iterdir()} == {digest(old), digest(new)}
+
+
+@given(edits())
+def test_what_the_server_sends_to_hosts_is_the_new_tree(change: tuple[bytes, bytes]) -> None:
+    """Both contents are there to be compared: one place that changed, or several, or another length."""
+    old, new = change
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in (("old", old), ("new", new)):
+            build(Path(folder, name), {b"data": ("file", 0o644, content)})
+        first, second = scan(Path(folder, "old")), scan(Path(folder, "new"))
+        store = BlobStore(Path(folder, "blobs"))
+        for content in (old, new, first.manifest.encode(), second.manifest.encode()):
+            store.put(content)
+        sent = patch_pack(store, first.manifest.id, second.manifest, second.manifest.id, 1 << 30)
+        assert sent is not None
+        host = BlobStore(Path(folder, "host"))
+        for content in (old, first.manifest.encode()):
+            host.put(content)
+        host.put_pack([sent])
+        assert host.read(digest(new)) == new and host.read(second.manifest.id) == second.manifest.encode()
+
+
+def test_a_change_in_one_place_is_sent_as_that_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "cut", lambda *_: pytest.fail("it was cut"))
+    store = BlobStore(tmp_path)
+    old = random.Random(1).randbytes(5_000_000)
+    for new in (
+        old[:70_001] + b"x" * 100 + old[70_101:],
+        old[:70_001] + b"new" + old[70_001:],
+        old + b"more",
+        old[:-5],
+    ):
+        frame = b"".join(_frame(store, store.put(new), len(new), store.put(old), 1 << 30))
+        assert len(frame) < 12_000
+        with receive.Receiver(str(tmp_path), store.open) as receiver:
+            receiver.feed(frame)
+            receiver.close()  # it was the content that its digest says
+        assert receiver.count == 1
 
 
 @given(edits())

@@ -5,18 +5,23 @@ The server has the contents of both trees, so it can write the pack without aski
 which a job has written to one of the files refuses the pack, and is given whole contents as if it had no tree at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 import msgspec
 
 from podway.decoding import from_json
 from podway.errors import UserError
-from podway.hosts.agent.blocks import LARGEST, patch
+from podway.hosts.agent.blocks import LARGEST, copied, head, literal, patch
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import TreeManifest
 
 # A smaller content is sent whole: its blocks would hardly be less.
 PATCH_LEAST = 16 << 10
+# Most changes are in one place. The server has both contents, and to compare them takes a tenth of the time that cutting them takes.
+LOOK, LOOK_NEAR = 256 << 10, 4 << 10
+NEAR = 64 << 10  # bytes between the first and the last change, at most,
+NEAR_LEAST = 64 * NEAR  # of a content this large at least: a smaller one is cut soon, and its patch is the smaller
 
 
 def patch_pack(blobs: BlobStore, old: str, manifest: TreeManifest, new: str, most: int) -> bytes | None:
@@ -41,11 +46,41 @@ def patch_pack(blobs: BlobStore, old: str, manifest: TreeManifest, new: str, mos
 
 
 def _frame(blobs: BlobStore, digest: str, size: int, base: str, most: int) -> Iterator[bytes]:
-    blocks = blobs.blocks(base) if base and PATCH_LEAST <= size <= LARGEST else None
-    if blocks is not None and blocks.rows:
-        with blobs.open(digest) as file:
-            yield from patch(file, digest, size, base, blocks)
+    if base and PATCH_LEAST <= size <= LARGEST and not blobs.missing([base]):
+        with blobs.open(base) as old, blobs.open(digest) as new:
+            near = _near(old, base, blobs.size(base), new, digest, size) if size >= NEAR_LEAST else None
+            if near is not None:
+                yield near
+            else:
+                new.seek(0)
+                yield from patch(new, digest, size, base, blobs.blocks(base))
     elif size > most:
         yield bytes(most + 1)  # too long, whatever it is
     else:
         yield from blobs.pack([digest])
+
+
+def _near(old: BinaryIO, base: str, old_size: int, new: BinaryIO, digest: str, size: int) -> bytes | None:
+    """The frame of a content that differs from its base in one place; None if there are several."""
+    most = min(old_size, size)
+    before = _same(old, new, lambda at: (at, at), most)
+    after = _same(old, new, lambda at: (old_size - at, size - at), most - before, back=True)
+    if size - before - after > NEAR:
+        return None
+    new.seek(before)
+    changed = new.read(size - before - after)
+    steps = [*copied(0, before), *([literal(changed)] if changed else []), *copied(old_size - after, old_size)]
+    return head(digest, size, base) + b"".join(steps)
+
+
+def _same(old: BinaryIO, new: BinaryIO, places: Callable[[int], tuple[int, int]], most: int, back: bool = False) -> int:
+    """How many bytes are the same from the beginning, or back from the end: in whole steps, which is near enough."""
+    done = 0
+    for step in (LOOK, LOOK_NEAR):
+        while done + step <= most:
+            for file, place in zip((old, new), places(done + step if back else done), strict=True):
+                file.seek(place)
+            if old.read(step) != new.read(step):
+                break
+            done += step
+    return done

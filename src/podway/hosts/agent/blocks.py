@@ -113,7 +113,7 @@ def patch(stream: Readable, digest: str, size: int, base: str, blocks: BlockList
     for block in cut(stream, blocks.mean):
         offset = blocks.offset(block)
         if offset == LITERAL:
-            yield from _copied(start, end)
+            yield from copied(start, end)
             start = end = 0
             fresh += block
             if len(fresh) >= CHUNK:
@@ -124,10 +124,10 @@ def patch(stream: Readable, digest: str, size: int, base: str, blocks: BlockList
             yield literal(fresh)
             fresh = bytearray()
         if offset != end or start == end:
-            yield from _copied(start, end)
+            yield from copied(start, end)
             start = offset
         end = offset + len(block)
-    yield from _copied(start, end)
+    yield from copied(start, end)
     if fresh:
         yield literal(fresh)
 
@@ -135,7 +135,7 @@ def patch(stream: Readable, digest: str, size: int, base: str, blocks: BlockList
 def rest(stream: Readable, digest: str, size: int, arrived: int) -> Iterator[bytes]:
     """A content of which the first `arrived` bytes are there, as a frame of a pack."""
     yield head(digest, size, digest)
-    yield from _copied(0, arrived)
+    yield from copied(0, arrived)
     at = 0
     while at < size:
         data = stream.read(min(CHUNK, size - at))
@@ -156,7 +156,7 @@ def literal(data: bytes | bytearray) -> bytes:
     return STEP.pack(LITERAL, len(data)) + bytes(data)
 
 
-def _copied(start: int, end: int) -> Iterator[bytes]:
+def copied(start: int, end: int) -> Iterator[bytes]:
     """Bytes of the base; a step has four bytes for their number."""
     while start < end:
         length = min(end - start, 1 << 30)
