@@ -69,6 +69,17 @@ def test_a_tree_round_trips_through_many_files_and_a_mesh(
     assert same(load_weights(tmp_path / "again", shape), tree)
 
 
+def test_a_model_carries_the_chat_template_it_was_trained_with(tmp_path: Path) -> None:
+    shape, source = find_model("tiny-llama3"), tmp_path / "source"
+    source.mkdir()
+    (source / "chat_template.jinja").write_text("the source's own")
+    tree = init(shape, jax.random.key(3))
+    save_weights(tree, shape, tmp_path / "kept", source=source)
+    save_weights(tree, shape, tmp_path / "own", source=source, template="{{ messages }}")
+    assert (tmp_path / "kept" / "chat_template.jinja").read_text() == "the source's own"
+    assert (tmp_path / "own" / "chat_template.jinja").read_text() == "{{ messages }}"
+
+
 def test_a_host_reads_only_what_its_devices_hold(
     tmp_path: Path, eight_devices: list[jax.Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:

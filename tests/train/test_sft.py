@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from podway.errors import UserError
 from podway.model.chat import CHATML, ChatTemplate
 from podway.model.tokenizer import ByteTokenizer, load_tokenizer
+from podway.train.data import DataConfig, own_template, tokenizer_folder
 from podway.train.readers import Item
 from podway.train.sft import chat_documents
 
@@ -45,6 +46,16 @@ def test_templates_render_as_recorded_from_transformers(case: dict[str, Any]) ->
     if "assistant" in case:
         assert documents[-1].answers is not None
         assert documents[-1].answers.tolist() == case["assistant"]
+
+
+def test_what_a_model_was_trained_with_goes_along(tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    assert own_template(DataConfig(template="chatml")) == CHATML
+    assert own_template(DataConfig(template=str(tmp_path / "mine.jinja"))) == "{{ messages }}"
+    assert own_template(DataConfig()) is None
+    assert tokenizer_folder(DataConfig(tokenizer="bytes")) is None and tokenizer_folder(DataConfig()) is None
+    assert tokenizer_folder(DataConfig(tokenizer=str(FIXTURES / "chat-tokenizer.json"))) == FIXTURES
+    assert tokenizer_folder(DataConfig(tokenizer=str(FIXTURES / "llama3"))) == FIXTURES / "llama3"
 
 
 def test_each_answer_of_a_conversation_is_learned() -> None:

@@ -57,12 +57,14 @@ def save_weights(
     folder: Path,
     *,
     source: Path | None = None,
+    template: str | None = None,
     dtype: DTypeLike | None = None,
     max_file_bytes: int = 5 * 10**9,
 ) -> None:
     """Write `folder` as a Hugging Face model, in `dtype` (default: as it is). Call it on every host.
 
-    `source` is the directory that the model came from: its tokenizer and token ids go along.
+    `source` is the directory that the model came from: its tokenizer and token ids go along. `template` is the chat template that
+    it was trained with, where that is not the source's own.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already", "give a new directory, or remove this one")
@@ -77,7 +79,7 @@ def save_weights(
         for name, tensors in files.items():
             _write(draft / name if writes else None, tensors, tree)
         if writes:
-            _finish(draft, folder, files, config, source)
+            _finish(draft, folder, files, config, source, template)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise UserError(f"cannot write {folder}: {error}", "free some space there, or give another directory") from None
@@ -182,7 +184,12 @@ def _picker(where: NamedSharding) -> Callable[[jax.Array, tuple[int, ...]], jax.
 
 
 def _finish(
-    draft: Path, folder: Path, files: dict[str, list[_Tensor]], config: dict[str, object], source: Path | None
+    draft: Path,
+    folder: Path,
+    files: dict[str, list[_Tensor]],
+    config: dict[str, object],
+    source: Path | None,
+    template: str | None,
 ) -> None:
     (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if len(files) > 1:
@@ -195,6 +202,8 @@ def _finish(
             for file in source.glob(pattern):
                 if file.is_file():
                     shutil.copyfile(file, draft / file.name)
+    if template is not None:
+        (draft / "chat_template.jinja").write_text(template)
     if folder.exists():
         folder.rmdir()  # empty, or save_weights would have refused
     draft.rename(folder)

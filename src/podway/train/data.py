@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from podway.errors import UserError
 from podway.model.chat import CHATML, ChatTemplate
+from podway.model.download import fetch
 from podway.model.tokenizer import Tokenizer, check_vocabulary, load_tokenizer
 from podway.train.corpus import Corpus, Feed, Packing, Source, Synthetic
 from podway.train.packing import Row, Stream, padding
@@ -230,15 +231,28 @@ def _tokenizer(config: DataConfig, vocab: int | None) -> Tokenizer:
 
 
 def _template(config: DataConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
-    if config.template == "chatml":
-        return ChatTemplate(CHATML, tokenizer.words, "chatml")
-    if config.template is None:
-        return ChatTemplate(tokenizer.template, tokenizer.words, tokenizer.name) if tokenizer.template else None
+    source = own_template(config)
+    if source is not None:
+        return ChatTemplate(source, tokenizer.words, str(config.template))
+    return ChatTemplate(tokenizer.template, tokenizer.words, tokenizer.name) if tokenizer.template else None
+
+
+def own_template(config: DataConfig) -> str | None:
+    """The text of the chat template that the settings name; None where the tokenizer's own is used."""
+    if config.template is None or config.template == "chatml":
+        return CHATML if config.template else None
     try:
-        source = Path(config.template).expanduser().read_text(encoding="utf-8")
+        return Path(config.template).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {config.template}: {error}", "give a jinja2 file, or chatml") from None
-    return ChatTemplate(source, tokenizer.words, config.template)
+
+
+def tokenizer_folder(config: DataConfig) -> Path | None:
+    """Where the files of the tokenizer are; None for bytes."""
+    if config.tokenizer in (None, "bytes"):
+        return None
+    place = fetch(str(config.tokenizer), weights=False)
+    return place.parent if place.is_file() else place
 
 
 def _cache_folder(config: DataConfig) -> Path:

@@ -31,6 +31,7 @@ from podway.train import lora
 from podway.train.adapter import save_adapter
 from podway.train.checks import check_settings
 from podway.train.config import TrainConfig
+from podway.train.data import own_template, tokenizer_folder
 from podway.train.hooks import Hook, make_hooks
 from podway.train.output import Output, RunRecord, identity, read_record, write_record
 from podway.train.prepare import prepare
@@ -189,9 +190,11 @@ def export(run: Run) -> None:
         save_adapter(run.state.trained, config, run.program.shape, output.folder / "adapter")
         run.screen.print_line(f"exported to {config.output}/adapter")
     if "merged" in wanted:
-        source = fetch(config.model.weights) if config.model.weights else None
+        source = fetch(config.model.weights) if config.model.weights else tokenizer_folder(config.data)
+        template = own_template(config.data) if config.data.form == "chat" else None
         kind = np.dtype(config.checkpoint.export_dtype)
-        save_weights(final_weights(run), run.program.shape, output.folder / "model", source=source, dtype=kind)
+        place, shape = output.folder / "model", run.program.shape
+        save_weights(final_weights(run), shape, place, source=source, template=template, dtype=kind)
         run.screen.print_line(f"exported to {config.output}/model")
 
 
