@@ -1,4 +1,4 @@
-"""Whether all hosts see the same output folder: a checkpoint is written by all of them together, and would never be whole."""
+"""Whether all hosts see the same output folder: checkpoints and models are written by all of them together, and would never be whole."""
 
 import time
 from pathlib import Path
@@ -30,6 +30,7 @@ def check_shared(folder: str) -> None:
     blind = [str(host) for host, seen in enumerate(np.ravel(found)) if not seen]
     if blind:
         raise UserError(
-            f"output={folder} is another folder on host {', '.join(blind[:4])} than on host 0, and checkpoints need one for all",
-            "put output on storage that all hosts share, or set checkpoint.save=false",
+            f"output={folder} is another folder on host {', '.join(blind[:4])} than on host 0; "
+            "checkpoints and exported models need one for all",
+            "put output on storage that all hosts share (gs://BUCKET/RUN), or set checkpoint.save=false checkpoint.export=false",
         )
