@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 OWN_CLUSTER := $(if $(filter command,$(origin KUBECONFIG)),$(KUBECONFIG))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot bench-files bench-page screenshots clean
+.PHONY: help setup demo test docs test-manual system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot bench-files bench-page screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,6 +25,12 @@ demo:  ## Plan, rehearse, launch on a simulated pod, train, serve, ask and measu
 test:  ## Lint, types and every test (25 minutes on 2 cores)
 	@$(MAKE) -s -j3 --output-sync system-packages clients axe lint
 	$(BIN)/python -m pytest -n 3 --dist loadfile tests
+
+docs: setup  ## The manual as a site, links checked: build/site (a few seconds)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+test-manual: setup system-packages  ## Type the commands of every page of the manual, on simulated slices and the sandbox (10 minutes)
+	$(BIN)/python -m pytest -m 'soak or not soak' tests/manual/test_site.py tests/manual/test_commands.py
 
 system-packages:
 	@bash tools/system-packages

@@ -144,6 +144,7 @@ def test_the_source_archive_has_what_the_wheel_is_built_from(tmp_path: Path) -> 
 def test_every_extra_is_known_by_what_it_brings() -> None:
     assert set(EXTRAS) == set(PROJECT["optional-dependencies"]) - {
         "dev",
+        "docs",
         "tpu",
         "cuda",
         "gateway",
