@@ -39,6 +39,8 @@ def test_a_sandbox_from_up_to_down(podway: Podway, podway_home: Path) -> None:
     podway("up")
     assert find_sandbox(podway_home / "sandbox") == running
     lines = dict(line.removeprefix("export ").split("=", 1) for line in podway("env").stdout.splitlines())
+    unset = podway("env", "--unset").stdout.split()
+    assert unset[0] == "unset" and set(lines) | {"PODWAY_GCP_SSH_USER"} == set(unset[1:])
     assert lines["PODWAY_GCP_ENDPOINT"] == running.rest
     assert lines["STORAGE_EMULATOR_HOST"] == running.storage
     assert lines["CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU"].endswith("/")  # gcloud insists on it

@@ -19,7 +19,7 @@ from podway.cli.tables import table
 from podway.errors import UserError
 from podway.extras import require
 from podway.home import home
-from podway.sandbox.running import END_S, Running, SandboxError, find_sandbox, start_sandbox
+from podway.sandbox.running import END_S, Running, SandboxError, environment_names, find_sandbox, start_sandbox
 
 KINDS = ("error", "delay", "slow", "drop", "lost", "lro")
 UNLIMITED = "unlimited"
@@ -108,11 +108,17 @@ def down() -> None:
             raise UserError(f"the sandbox (pid {running.pid}) does not end", f"end it yourself: kill -9 {running.pid}")
         time.sleep(0.05)
     click.echo("The sandbox is gone.")
+    if os.environ.get("PODWAY_GCP_ENDPOINT") == running.rest:
+        click.echo('This shell still has its settings. Undo them:  eval "$(podway sandbox env --unset)"')
 
 
 @command.command()
-def env() -> None:
+@click.option("--unset", is_flag=True, help="Print the line that undoes it; the sandbox may be gone by then.")
+def env(unset: bool) -> None:
     """Print the lines that make this shell's gcloud, Podway and scripts use it."""
+    if unset:
+        click.echo(f"unset {' '.join(environment_names())}")
+        return
     running = _running()
     for name, value in running.environment(_place()).items():
         click.echo(f"export {name}={shlex.quote(value)}")

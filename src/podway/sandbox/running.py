@@ -93,6 +93,12 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+def environment_names() -> list[str]:
+    """All that `environment` may set."""
+    words = dict.fromkeys(("state", "token", "rest", "grpc", "project", "zone", "machines", "login", "note"), "-")
+    return [*Running(**words, speed=1.0, pid=0).environment(Path())]
+
+
 def find_sandbox(state: Path) -> Running | None:
     """The one that keeps its state there, if it runs."""
     try:
