@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 OWN_CLUSTER := $(if $(filter command,$(origin KUBECONFIG)),$(KUBECONFIG))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test docs test-manual system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot bench-files bench-page screenshots clean
+.PHONY: help setup demo test docs test-manual test-newcomer system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot bench-files bench-page screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,10 @@ docs: setup  ## The manual as a site, links checked: build/site (a few seconds)
 
 test-manual: setup system-packages  ## Type the commands of every page of the manual, on simulated slices and the sandbox (10 minutes)
 	$(BIN)/python -m pytest -m 'soak or not soak' tests/manual/test_site.py tests/manual/test_commands.py
+
+test-newcomer: setup  ## Play a newcomer in a terminal of 60 and of 120 columns: README and first pages (5 minutes)
+	@bash tools/system-packages tmux
+	$(BIN)/python -m pytest -m soak tests/manual/test_newcomer.py
 
 system-packages:
 	@bash tools/system-packages
@@ -90,7 +94,10 @@ bench-files: setup  ## How many task files of SkyPilot and dstack are accepted, 
 bench-page: setup system-packages  ## The web page against its budgets: size, first paint, frames, memory (3 minutes): docs/benchmarks.md
 	$(BIN)/python -m tools.bench.page
 
-screenshots: setup system-packages  ## Pictures of the page for the docs: docs/images
+screenshots: setup system-packages  ## Pictures of the page, of a terminal and the drawings of the docs: docs/images
+	@bash tools/system-packages tmux
+	$(BIN)/python tools/docs/pictures.py
+	$(BIN)/python tools/docs/terminal_picture.py
 	$(BIN)/python tools/screenshots.py
 
 clean:  ## Remove what the other targets made
