@@ -36,8 +36,9 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     # What follows the name in `--infra NAME/…`: a Google Cloud region and zone, a region and zone, or one word of its own
     # (the pool, the context).
     place: Literal["google-zone", "zone", "word"] = "zone"
-    # Which of image, python, disk, ports, instance-paths, buckets, replicas, dev, forwarding it does for real; own-identity: its
-    # hosts reach buckets as themselves; hosts-of-image: its hosts are containers of the image already.
+    # Which of image, python, disk, ports, instance-paths, buckets, replicas, dev, forwarding it does for real; shell: `podway ssh`
+    # leads to its hosts, though they have no sshd; own-identity: its hosts reach buckets as themselves; hosts-of-image: its hosts are
+    # containers of the image already.
     capabilities: frozenset[str] = frozenset()
     variables: tuple[
         str, ...
@@ -85,7 +86,7 @@ _ROWS = (
         diagnose="podway.providers.gke.diagnose:diagnose",
         aliases=("kubernetes", "k8s"),
         place="word",
-        capabilities=frozenset({"image", "hosts-of-image", "python", "disk", "forwarding"}),
+        capabilities=frozenset({"image", "hosts-of-image", "python", "disk", "forwarding", "shell"}),
         variables=("KUBECONFIG",),
     ),
     ProviderRow(

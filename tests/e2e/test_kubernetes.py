@@ -1,8 +1,15 @@
 """Kubernetes end to end, as a person types it: a small Kubernetes of this process, whose TPU nodes run pods as processes."""
 
+import fcntl
 import os
+import pty
+import select
+import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,10 +36,11 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKube
 
 
 @pytest.fixture
-def cluster(kubernetes: RunningKubernetes, pod: Podway) -> Iterator[RunningKubernetes]:
+def cluster(kubernetes: RunningKubernetes, pod: Podway, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningKubernetes]:
     """The cluster, a server that uses it, and afterwards nothing left in it."""
+    monkeypatch.setenv("KUBECONFIG", str(kubernetes.kubeconfig))
     (pod.home / "gke.yaml").write_text("queue: multislice-queue\n")
-    pod.start(KUBECONFIG=str(kubernetes.kubeconfig))
+    pod.start()
     yield kubernetes
     for one in pod.client.clusters():
         pod.client.down(one.name)
@@ -45,13 +53,65 @@ def running_pods(kubernetes: RunningKubernetes) -> int | None:
     return None if kubernetes.nodes is None else kubernetes.nodes.processes()
 
 
-def podway(pod: Podway, *words: str, code: int = 0, seconds: float = 120) -> str:
+def at_a_terminal(pod: Podway, name: str) -> None:
+    """A shell whose terminal has the size of this one, also after that changed; it counts as somebody who is there."""
+    master, slave = pty.openpty()
+
+    def resize(rows: int, columns: int) -> None:
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    resize(33, 101)
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "podway.cli.main", "ssh", name],
+        env={**os.environ, "PODWAY_HOME": str(pod.home), "TERM": "dumb"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    seen = b""
+
+    def until(text: bytes) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 90
+        while text not in seen:
+            assert time.monotonic() < deadline, seen
+            if select.select([master], [], [], 1.0)[0]:
+                seen += os.read(master, 65536)
+
+    try:
+        until(b"sky_workdir# ")
+        os.write(master, b"stty size; tty; echo rank $PODWAY_RANK is $((6 * 7))\n")
+        until(b"rank 0 is 42")
+        assert b"33 101" in seen and b"/dev/pts/" in seen
+        resize(20, 60)
+        shell.send_signal(signal.SIGWINCH)
+        os.write(master, b"until [ \"$(stty size)\" = '20 60' ]; do sleep 0.1; done; echo now it is $((3 * 4))\n")
+        until(b"now it is 12")
+        os.write(master, b"exit 7\n")
+        wait_until(lambda: shell.poll() is not None or drained(master), 60, "the end of the shell")
+        assert shell.wait(60) == 7
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(slave)
+        os.close(master)
+
+
+def drained(master: int) -> bool:
+    """Reads what is there, so that nobody waits for it to be read; never true."""
+    if select.select([master], [], [], 0)[0]:
+        os.read(master, 65536)
+    return False
+
+
+def podway(pod: Podway, *words: str, code: int = 0, seconds: float = 120, stdin: str | None = None) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "podway.cli.main", *words],
-        env={**os.environ, "PODWAY_HOME": str(pod.home), "KUBECONFIG": os.environ.get("KUBECONFIG", "")},
+        env={**os.environ, "PODWAY_HOME": str(pod.home)},
         capture_output=True,
         text=True,
         timeout=seconds,
+        input=stdin,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -78,8 +138,13 @@ run: |
     for rank in range(8):
         assert f"rank {rank} slice {rank // 4} worker {rank % 4} token 6" in said, said
     assert said.count("from the working directory") == 8
-    assert "podway ssh" not in said, "nobody can log in to a pod"
-    assert "hosts of gke have no shell" in podway(pod, "ssh", "two", code=1)
+    assert "podway ssh two" in said
+    assert (
+        podway(pod, "ssh", "two", "-w", "5", "--", "echo $PODWAY_RANK; pwd; exit 3", code=3)
+        == "5\n/podway/home/sky_workdir\n"
+    )
+    assert podway(pod, "ssh", "two", "--", "cat", stdin="through stdin") == "through stdin"
+    at_a_terminal(pod, "two")
     assert "UP" in podway(pod, "status")
     assert "on rank 3" in podway(pod, "exec", "two", "--raw", "echo on rank $PODWAY_RANK")
     failed = podway(pod, "exec", "two", "echo last words; [ $PODWAY_RANK != 5 ] || exit 7", code=100)

@@ -26,7 +26,7 @@ def command(cluster: str, worker: int, command: tuple[str, ...]) -> None:
 def open_shell(client: Client, cluster: str, worker: int, command: str | None) -> NoReturn:
     """Become a shell on a host, or one command there."""
     how = client.shell(cluster, worker, command)
-    if not client.own_server:
+    if how.by_ssh and not client.own_server:
         from podway.cli.ssh_names import write_team_entry  # so that `ssh NAME` works from here on
 
         write_team_entry(client.cluster(cluster))

@@ -54,6 +54,8 @@ class SshEntries:
         known, blocks, keys = files.known_hosts(name), [], dict[str, None]()
         for host in hosts:
             shell = provider.shell(host, {})
+            if shell.pod is not None:
+                raise UserError("pods have no sshd", f"use: podway ssh {name}")
             if shell.endpoint is not None:
                 blocks.append(endpoint_options(shell.endpoint, known))
                 keys |= dict.fromkeys(shell.known_hosts)

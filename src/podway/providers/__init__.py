@@ -21,6 +21,7 @@ from podway.decoding import from_plain
 from podway.errors import UserError
 from podway.extras import explain
 from podway.hosts.link import Connect
+from podway.hosts.pod_address import PodAddress
 from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.provider_table import ProviderRow, find_row, load, provider_rows, row_of, simulated_names, unknown_provider
@@ -151,7 +152,10 @@ class Shell(msgspec.Struct, frozen=True, kw_only=True):
 
     home: str
     env: dict[str, str]  # of the shell: as a job there has it
-    endpoint: Endpoint | None = None  # where to log in; None: the host is a part of the server's own machine
+    endpoint: Endpoint | None = (
+        None  # where to log in; None, and no pod: the host is a part of the server's own machine
+    )
+    pod: PodAddress | None = None  # a host without sshd, which is a pod of Kubernetes
     known_hosts: tuple[str, ...] = ()  # lines of OpenSSH's file of that name, for the endpoint and the way to it
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from podway.hosts.manifest import FileTree
+from podway.hosts.pod_address import PodAddress
 from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.task.task import Autostop, Task
@@ -280,6 +281,7 @@ class ShellReply(Reply, frozen=True):
     env: dict[str, str]
     endpoint: Endpoint | None = None
     known_hosts: list[str] = []
+    pod: PodAddress | None = None
 
 
 class CertificateBody(Body, frozen=True):

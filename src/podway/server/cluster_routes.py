@@ -109,7 +109,9 @@ def shell(call: ApiCall) -> api.ShellReply:
         submitted=time.time(),
     )
     how = provider.shell(host, launch.env_for(host, "run"))
-    return api.ShellReply(home=how.home, env=how.env, endpoint=how.endpoint, known_hosts=list(how.known_hosts))
+    return api.ShellReply(
+        home=how.home, env=how.env, endpoint=how.endpoint, known_hosts=list(how.known_hosts), pod=how.pod
+    )
 
 
 async def certificate(call: ApiCall) -> api.CertificateReply:

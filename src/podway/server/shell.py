@@ -9,6 +9,7 @@ private key opens it. A team's server certifies a key of this machine's own for 
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import msgspec
 from podway.errors import UserError
 from podway.home import home
 from podway.hosts.agent.connections import ATTACHED_VARIABLE
+from podway.hosts.pod_address import PodAddress
 from podway.hosts.ssh.config import (
     SshFiles,
     endpoint_options,
@@ -45,15 +47,17 @@ class ShellCommand(msgspec.Struct, frozen=True, kw_only=True):
     argv: list[str]
     env: dict[str, str] = {}  # besides this process' own
     cwd: str | None = None
+    by_ssh: bool = False  # `ssh NAME` does the same
 
 
 class HostLogin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a host is and what a job there has, checked; `endpoint` None: a simulated host on this machine."""
+    """Where a host is and what a job there has, checked; neither `endpoint` nor `pod`: a simulated host on this machine."""
 
     home: str
     env: dict[str, str]
     endpoint: Endpoint | None
     known_hosts: tuple[str, ...]
+    pod: PodAddress | None = None
 
 
 def host_login(server: ServerConnection, path: str, *, cluster: str, rank: int) -> HostLogin:
@@ -71,6 +75,8 @@ def host_login(server: ServerConnection, path: str, *, cluster: str, rank: int) 
 def checked_login(reply: ShellReply, *, cluster: str, own_server: bool) -> HostLogin:
     """What a server said of a host, as far as it can be believed."""
     variables = {name: value for name, value in reply.env.items() if _VARIABLE.fullmatch(name)} | {"HOME": reply.home}
+    if reply.pod is not None:
+        return HostLogin(home=reply.home, env=variables, endpoint=None, known_hosts=(), pod=_checked_pod(reply.pod))
     if reply.endpoint is None and not (own_server and (Path(reply.home) / WORKDIR).is_dir()):
         raise UserError(
             f"the hosts of cluster {cluster} are not on this machine",
@@ -102,11 +108,14 @@ def certified(login: HostLogin, *, cluster: str, rank: int, sign: Callable[[str]
 
 def shell_command(login: HostLogin, command: str | None, *, cluster: str, rank: int = 0) -> ShellCommand:
     """A shell on the host, or one command there."""
+    if login.pod is not None:
+        return _in_pod(login, login.pod, command)
     if login.endpoint is None:
         return _here(login, command)
     argv = ssh_command(login.endpoint, _write_known_hosts(login, cluster, rank))
     terminal = "-t" if command is None else "-T"
-    return ShellCommand(argv=[argv[0], terminal, *argv[1:], _entering(login.home, login.env, command)])
+    entering = _entering(login.home, login.env, command)
+    return ShellCommand(argv=[argv[0], terminal, *argv[1:], entering], by_ssh=True)
 
 
 def write_login(login: HostLogin, cluster: str, rank: int) -> None:
@@ -136,6 +145,23 @@ def _here(login: HostLogin, command: str | None) -> ShellCommand:
     return ShellCommand(
         argv=[*_CLEAN, *words, "bash", "--norc", *shell], env=attached, cwd=str(Path(login.home) / WORKDIR)
     )
+
+
+def _in_pod(login: HostLogin, pod: PodAddress, command: str | None) -> ShellCommand:
+    """By the API server, with this person's KUBECONFIG. The outer shell tells the pod's agent that somebody is there."""
+    inner = f"env -u {ATTACHED_VARIABLE} sh -c {shlex.quote(_entering(login.home, login.env, command))}"
+    outer = f'{ATTACHED_VARIABLE}="$PODWAY_HOST_ID" exec sh -c {shlex.quote(f"trap : INT; {inner}; exit $?")}'
+    terminal = ["--tty"] if command is None and sys.stdin.isatty() else []
+    address = msgspec.json.encode(pod).decode()
+    module = "podway.providers.gke.pod_shell"
+    return ShellCommand(argv=[sys.executable, "-m", module, address, *terminal, "--", "sh", "-c", outer])
+
+
+def _checked_pod(pod: PodAddress) -> PodAddress:
+    """With names that can only be such."""
+    if not _NAME.fullmatch(pod.namespace) or not _NAME.fullmatch(pod.jobset) or min(pod.slice, pod.worker) < 0:
+        raise UserError(f"the server sent a pod that is none: {str(pod)[:80]!r}", "is it your team's server?")
+    return pod
 
 
 def _entering(place: str, variables: Mapping[str, str], command: str | None) -> str:

@@ -2,8 +2,8 @@
 
 On a machine of its own those are the children of sshd. What such a session left running when it ended (a daemon, tmux) is nobody's
 child any more and does not count, and neither do the commands that Podway itself runs over ssh (CONTROL_VARIABLE). On a simulated host
-they are the processes that hold a connection (ATTACHED_VARIABLE). A bare tunnel (`ssh -N`) to a real machine runs nothing there and is
-not seen.
+and in a pod they are the processes that hold a connection (ATTACHED_VARIABLE). A bare tunnel (`ssh -N`) to a real machine runs nothing
+there and is not seen.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ def sessions(address: str) -> Known:
     """What looks like a session, by process. Only what is there at the next look too is one: a command of Podway's own bears its mark
     no sooner than the login shell has started it."""
     procs = processes.snapshot()
-    if os.environ.get(CONFINED):
-        host = os.environ.get(processes.HOST_ID_VARIABLE, "")
-        return {(pid, procs[pid].start) for pid in processes.with_variable(procs, ATTACHED_VARIABLE, host)}
+    host = os.environ.get(processes.HOST_ID_VARIABLE, "")
     found = set()
+    if host:
+        found = {(pid, procs[pid].start) for pid in processes.with_variable(procs, ATTACHED_VARIABLE, host)}
+    if os.environ.get(CONFINED):
+        return found
     for pid, process in procs.items():
         parent = procs.get(process.ppid)
         if parent is None or parent.name not in SSHD or process.name in SSHD:

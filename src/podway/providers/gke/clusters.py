@@ -101,7 +101,7 @@ class Clusters:
 
     async def where(self, name: str) -> Where | None:
         """By the file, else by looking; None where it is in none of the contexts."""
-        known = self._remembered(name)
+        known = self.remembered(name)
         if known is not None:
             return known
         contexts = await asyncio.to_thread(self._known_names)
@@ -133,7 +133,8 @@ class Clusters:
         except UserError:
             return []  # no KUBECONFIG at all: nothing of ours can be there
 
-    def _remembered(self, name: str) -> Where | None:
+    def remembered(self, name: str) -> Where | None:
+        """By the file alone."""
         try:
             return from_json(self._path(name).read_bytes(), Where)
         except FileNotFoundError:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from podway.errors import ProviderError, UserError
 from podway.hosts.link import AgentLink, Connect, Reader, Writer, needs_start
+from podway.hosts.pod_address import PodAddress
 from podway.order import Host, Order
-from podway.providers import Observation, Offer, OutputLine, OwnedResource, Request, RunObservation
+from podway.providers import Observation, Offer, OutputLine, OwnedResource, Request, RunObservation, Shell
 from podway.providers.gke.api import Conflict, Fields, KubernetesApi, NotFound
 from podway.providers.gke.clusters import CONFIG_MAPS, JOBSETS, PODS, SECRETS, Clusters, Where
 from podway.providers.gke.manifests import (
@@ -237,6 +238,20 @@ class GkeProvider:
                 raise
 
         return connect
+
+    def shell(self, host: Host, env: dict[str, str]) -> Shell:
+        """A process in the pod, by `exec` with the person's own rights."""
+        where = self.clusters.remembered(host.cluster)
+        if where is None:
+            raise ProviderError(f"cluster {host.cluster} is gone")
+        pod = PodAddress(
+            context=where.context,
+            namespace=where.namespace,
+            jobset=object_name(self.owner, host.cluster),
+            slice=host.slice,
+            worker=host.worker,
+        )
+        return Shell(home=host.home, env=env, pod=pod)
 
     def _run(self, host: Host, command: list[str]) -> Connect:
         async def connect() -> tuple[Reader, Writer]:

@@ -1,7 +1,8 @@
 """A command in a pod, with its stdin and stdout as a stream: how an agent and a port of a pod are reached.
 
 The API server's `exec` over a WebSocket (RFC 6455), protocol v4.channel.k8s.io: the first byte of a message says which stream it
-belongs to (0 stdin, 1 stdout, 2 stderr, 3 how it ended). Only exec is used, which every cluster allows that allows `kubectl exec`.
+belongs to (0 stdin, 1 stdout, 2 stderr, 3 how it ended, 4 the size of a terminal). With v5, which Kubernetes has since 1.30, stdin can
+be closed. Only exec is used, which every cluster allows that allows `kubectl exec`.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ from podway.errors import ProviderError
 from podway.hosts.link import Connect, Reader, Writer
 from podway.providers.gke.api import KubernetesApi, refusal
 
-PROTOCOL = "v4.channel.k8s.io"
+PROTOCOL, CLOSING = "v4.channel.k8s.io", "v5.channel.k8s.io"  # the second can close stdin
+CLOSE_STREAM = 255
 STDIN, STDOUT, STDERR, ERROR = range(4)
 CHUNK = 64 << 10
 OPEN_S = 30.0
@@ -27,17 +29,67 @@ _TEXT, _BINARY, _CLOSE, _PING, _PONG = 1, 2, 8, 9, 10
 
 def run_in_pod(api: KubernetesApi, namespace: str, pod: str, container: str, command: Sequence[str]) -> Connect:
     """Opens streams to a fresh process in the pod."""
-    path = f"{api.prefix}/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/exec"
-    query = [("container", container), ("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
-    target = f"{path}?{urlencode([*query, *(('command', word) for word in command)])}"
+    target = _target(api, namespace, pod, container, command, "stderr")
 
     async def connect() -> tuple[Reader, Writer]:
         headers = await asyncio.to_thread(api.headers)
         async with asyncio.timeout(OPEN_S):
-            reader, writer = await _upgrade(api, target, headers)
+            reader, writer, _ = await _upgrade(api, target, headers, PROTOCOL)
         return ExecReader(reader, writer), ExecWriter(writer)
 
     return connect
+
+
+def _target(api: KubernetesApi, namespace: str, pod: str, container: str, command: Sequence[str], third: str) -> str:
+    """`third`: what there is besides stdin and stdout; a terminal has no stderr of its own."""
+    path = f"{api.prefix}/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/exec"
+    query = [("container", container), ("stdin", "true"), ("stdout", "true"), (third, "true")]
+    return f"{path}?{urlencode([*query, *(('command', word) for word in command)])}"
+
+
+class PodSession:
+    """A process in a pod with all its streams, for a person at a terminal."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, closes: bool) -> None:
+        self._reader, self._writer, self._closes = reader, writer, closes
+
+    async def read(self) -> tuple[int, bytes] | None:
+        """The next message: its channel and its bytes; None when the connection is gone."""
+        while True:
+            try:
+                opcode, message = await read_message(self._reader)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return None
+            if opcode == _PING:
+                self._writer.write(frame(_PONG, message, masked=True))
+            elif opcode == _CLOSE:
+                return None
+            elif message:
+                return message[0], message[1:]
+
+    async def send(self, channel: int, data: bytes) -> None:
+        """Bytes for one of its streams."""
+        self._writer.write(frame(_BINARY, bytes([channel]) + data, masked=True))
+        await self._writer.drain()
+
+    async def end_input(self) -> None:
+        """Nothing more comes on stdin, where that can be said."""
+        if self._closes:
+            await self.send(CLOSE_STREAM, bytes([STDIN]))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def open_session(
+    api: KubernetesApi, namespace: str, pod: str, container: str, command: Sequence[str], *, terminal: bool
+) -> PodSession:
+    """Start a process in the pod."""
+    target = _target(api, namespace, pod, container, command, "tty" if terminal else "stderr")
+    headers = await asyncio.to_thread(api.headers)
+    async with asyncio.timeout(OPEN_S):
+        reader, writer, chosen = await _upgrade(api, target, headers, f"{CLOSING}, {PROTOCOL}")
+    return PodSession(reader, writer, closes=chosen == CLOSING)
 
 
 async def open_stream(api: KubernetesApi) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -48,8 +100,8 @@ async def open_stream(api: KubernetesApi) -> tuple[asyncio.StreamReader, asyncio
 
 
 async def _upgrade(
-    api: KubernetesApi, target: str, headers: dict[str, str]
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    api: KubernetesApi, target: str, headers: dict[str, str], protocols: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
     reader, writer = await open_stream(api)
     lines = {
         "Host": f"{api.host}:{api.port}",
@@ -58,7 +110,7 @@ async def _upgrade(
         "Upgrade": "websocket",
         "Sec-WebSocket-Version": "13",
         "Sec-WebSocket-Key": base64.b64encode(os.urandom(16)).decode(),
-        "Sec-WebSocket-Protocol": PROTOCOL,
+        "Sec-WebSocket-Protocol": protocols,
     }
     try:
         writer.write(f"GET {target} HTTP/1.1\r\n".encode())
@@ -74,7 +126,7 @@ async def _upgrade(
     except BaseException:
         writer.close()
         raise
-    return reader, writer
+    return reader, writer, CLOSING if CLOSING.encode() in head else PROTOCOL
 
 
 async def error_body(reader: asyncio.StreamReader) -> dict[str, object]:

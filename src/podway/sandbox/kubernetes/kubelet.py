@@ -5,26 +5,36 @@ whoever may exec in a pod runs as this process' user.
 """
 
 import base64
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
+import pty
+import signal
 import ssl
 import struct
 import subprocess
+import termios
 import threading
 from collections.abc import Callable
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qs, urlsplit
 
-from podway.providers.gke.streams import PROTOCOL, STDERR, STDIN, STDOUT, frame
+from podway.providers.gke.streams import CLOSE_STREAM, CLOSING, PROTOCOL, STDERR, STDIN, STDOUT, frame
 from podway.sandbox.kubernetes.pod_log import PodLog
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 CHUNK = 32 << 10
 _BINARY, _CLOSE = 2, 8
+RESIZE = 4
 
-Enter = Callable[[str, str, list[str]], "subprocess.Popen[bytes] | None"]  # namespace, pod, command
+Enter = Callable[
+    [str, str, list[str], int | None], "subprocess.Popen[bytes] | None"
+]  # namespace, pod, command, terminal
 LogOf = Callable[[str, str], PodLog | None]
 
 
@@ -67,7 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._allowed():
             self._answer(401, b"Unauthorized")
         elif kind == "exec":
-            self._exec(namespace, pod, parse_qs(url.query).get("command", []))
+            query = parse_qs(url.query)
+            self._exec(namespace, pod, query.get("command", []), terminal=query.get("tty") == ["true"])
         elif kind == "containerLogs":
             self._log(namespace, pod, parse_qs(url.query))
         else:
@@ -105,9 +116,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
         self.wfile.write(b"0\r\n\r\n")
 
-    def _exec(self, namespace: str, pod: str, command: list[str]) -> None:
-        process = self.server.enter(namespace, pod, command)
+    def _exec(self, namespace: str, pod: str, command: list[str], *, terminal: bool) -> None:
+        master, slave = pty.openpty() if terminal else (None, None)
+        process = self.server.enter(namespace, pod, command, slave)
+        if slave is not None:
+            os.close(slave)
         if process is None:
+            if master is not None:
+                os.close(master)
             self._answer(404, b"no such pod")
             return
         key = self.headers.get("Sec-WebSocket-Key", "")
@@ -115,15 +131,51 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(101)
         for name, value in (("Upgrade", "websocket"), ("Connection", "Upgrade"), ("Sec-WebSocket-Accept", accept)):
             self.send_header(name, value)
-        self.send_header("Sec-WebSocket-Protocol", PROTOCOL)
+        asked = self.headers.get("Sec-WebSocket-Protocol", "")
+        self.send_header("Sec-WebSocket-Protocol", CLOSING if CLOSING in asked else PROTOCOL)
         self.end_headers()
         self.wfile.flush()
-        _join(process, self.rfile, self.wfile)
+        _join(_Streams(process, master), self.rfile, self.wfile)
 
 
-def _join(process: "subprocess.Popen[bytes]", incoming: Any, outgoing: Any) -> None:
+class _Streams:
+    """A process' own streams, or its terminal."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", terminal: int | None) -> None:
+        self.process, self.terminal = process, terminal
+        self.out: list[tuple[IO[bytes], int]] = []
+        if terminal is not None:
+            self.input: IO[bytes] = os.fdopen(os.dup(terminal), "wb", buffering=0)
+            self.out = [(os.fdopen(terminal, "rb"), STDOUT)]
+        else:
+            assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+            self.input = process.stdin
+            self.out = [(process.stdout, STDOUT), (process.stderr, STDERR)]
+
+    def take(self, channel: int, data: bytes) -> None:
+        """What the caller sent on a channel."""
+        if channel == STDIN:
+            self.input.write(data)
+            self.input.flush()
+        elif channel == RESIZE and self.terminal is not None:
+            size = json.loads(data)
+            fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, struct.pack("HHHH", size["Height"], size["Width"], 0, 0))
+        elif channel == CLOSE_STREAM and self.terminal is None and data == bytes([STDIN]):
+            self.input.close()
+
+    def hang_up(self) -> None:
+        """End it; of a terminal, the leader of its session, whose end the system tells everything there."""
+        with contextlib.suppress(OSError, ValueError):
+            pid = self.process.pid
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            for child in children if self.terminal is not None else ():
+                os.kill(int(child), signal.SIGKILL)
+        self.process.kill()
+
+
+def _join(streams: _Streams, incoming: Any, outgoing: Any) -> None:
     """Both ways until either ends; then how it ended."""
-    sending = threading.Lock()
+    process, sending = streams.process, threading.Lock()
 
     def send(opcode: int, data: bytes) -> None:
         with sending:
@@ -135,26 +187,21 @@ def _join(process: "subprocess.Popen[bytes]", incoming: Any, outgoing: Any) -> N
             while data := stream.read1(CHUNK):  # type: ignore[attr-defined]
                 send(_BINARY, bytes([channel]) + data)
         except (OSError, ValueError):
-            process.kill()
+            if streams.terminal is None:  # a terminal ends so
+                process.kill()
 
     def feed() -> None:
-        assert process.stdin is not None
         try:
             while (data := _read(incoming)) is not None:
-                if data[:1] == bytes([STDIN]):
-                    process.stdin.write(data[1:])
-                    process.stdin.flush()
+                if data:
+                    streams.take(data[0], data[1:])
         except (OSError, ValueError):
             pass
         finally:  # the caller has gone
-            process.kill()
+            streams.hang_up()
 
-    assert process.stdout is not None and process.stderr is not None
     threading.Thread(target=feed, daemon=True).start()
-    copies = [
-        threading.Thread(target=out, args=(process.stdout, STDOUT), daemon=True),
-        threading.Thread(target=out, args=(process.stderr, STDERR), daemon=True),
-    ]
+    copies = [threading.Thread(target=out, args=pair, daemon=True) for pair in streams.out]
     for copy in copies:
         copy.start()
     for copy in copies:

@@ -393,18 +393,23 @@ class Nodes:
 
     # what the API server asks for
 
-    def _enter(self, namespace: str, name: str, command: list[str]) -> "subprocess.Popen[bytes] | None":
+    def _enter(
+        self, namespace: str, name: str, command: list[str], terminal: int | None = None
+    ) -> "subprocess.Popen[bytes] | None":
         pod = self._pods.get(self._names.get((namespace, name), ""))
         inner = pod.inner() if pod is not None else None
         if pod is None or inner is None:
             return None
+        ends = subprocess.PIPE if terminal is None else terminal
+        of_terminal = [] if terminal is None else ["setsid", "--ctty", "--wait"]
+        enter = ["nsenter", "--target", str(inner), "--mount", "--pid", "--uts", "--root", "--wd", "--"]
         return subprocess.Popen(
-            ["nsenter", "--target", str(inner), "--mount", "--pid", "--uts", "--root", "--wd", "--", *command],
+            [*of_terminal, *enter, *command],
             env=pod.env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
+            stdin=ends,
+            stdout=ends,
+            stderr=ends,
+            start_new_session=terminal is None,
         )
 
     def _log_of(self, namespace: str, name: str) -> PodLog | None:
