@@ -15,7 +15,7 @@ from pathlib import Path
 
 from podway.task.commands import join_commands, join_words
 from podway.task.dstack_files import read_dstack_volumes, read_files, read_repos
-from podway.task.dstack_groups import Group, by_slice, differing_slices, node_address, read_groups
+from podway.task.dstack_groups import NodeGroup, by_slice, differing_slices, node_address, read_groups
 from podway.task.dstack_keys import OTHER_TYPES, PYTHONS, TABLES
 from podway.task.dstack_resources import read_idle, read_resources, read_retry, read_stop_duration
 from podway.task.dstack_service import read_service
@@ -105,13 +105,13 @@ def _kind(root: Field) -> str:
     return kind
 
 
-def _layers(root: Field, groups: tuple[Group, ...]) -> list[Layers]:
+def _layers(root: Field, groups: tuple[NodeGroup, ...]) -> list[Layers]:
     """The run as each group sees it."""
     return [Layers(group.field, root) for group in groups] or [Layers(root)]
 
 
 def _resources(
-    root: Field, run: Layers, groups: tuple[Group, ...], overrides: Overrides, notes: list[str]
+    root: Field, run: Layers, groups: tuple[NodeGroup, ...], overrides: Overrides, notes: list[str]
 ) -> tuple[Resources, ...]:
     found = [read_resources(one, overrides, notes) for one in _layers(root, groups)]
     for group, one in zip(groups, found, strict=False):
@@ -120,7 +120,7 @@ def _resources(
     return found[0]
 
 
-def _slices(root: Field, overrides: Overrides, groups: tuple[Group, ...]) -> int:
+def _slices(root: Field, overrides: Overrides, groups: tuple[NodeGroup, ...]) -> int:
     if overrides.num_nodes is not None and len(groups) > 1:
         flag = FlagField("--num-nodes", str(overrides.num_nodes))
         raise flag.error("the groups of the file say how many nodes each has", "change `nodes` in the file")
@@ -205,14 +205,14 @@ def _name(root: Field, overrides: Overrides) -> str | None:
     return dstack_name(field) if field else None
 
 
-def _scripts(root: Field, run: Layers, groups: tuple[Group, ...], overrides: Overrides, notes: list[str]) -> str:
+def _scripts(root: Field, run: Layers, groups: tuple[NodeGroup, ...], overrides: Overrides, notes: list[str]) -> str:
     """The script of the run; of several groups, each node runs that of its own."""
     kind = _kind(root)
     scripts = [_script(one, kind, groups, overrides, notes) for one in _layers(root, groups)]
     return scripts[0] if len(scripts) == 1 else by_slice(groups, scripts)
 
 
-def _script(run: Layers, kind: str, groups: tuple[Group, ...], overrides: Overrides, notes: list[str]) -> str:
+def _script(run: Layers, kind: str, groups: tuple[NodeGroup, ...], overrides: Overrides, notes: list[str]) -> str:
     if kind == "dev-environment":
         if overrides.run_args:
             raise _unused_args(overrides)
@@ -243,7 +243,7 @@ def _items(run: Layers, key: str) -> list[Field]:
     return field.items() if field else []
 
 
-def _commands(run: Layers, key: str, groups: tuple[Group, ...], overrides: Overrides) -> list[str]:
+def _commands(run: Layers, key: str, groups: tuple[NodeGroup, ...], overrides: Overrides) -> list[str]:
     def filled(at: Field) -> str:
         def known(word: str) -> str | None:
             if word == "run.args":

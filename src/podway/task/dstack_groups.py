@@ -17,7 +17,7 @@ _ROUTER_ADDRESS = "DSTACK_ROUTER_INTERNAL_IP"
 _NODE_ADDRESS = re.compile(r"groups\[([0-9]{1,4})\]\.nodes\[([0-9]{1,4})\]\.IP_ADDRESS")
 
 
-class Group(NamedTuple):
+class NodeGroup(NamedTuple):
     """Nodes (of a task) that run the same; `first` is the number of its first node in the run."""
 
     field: Field
@@ -25,7 +25,7 @@ class Group(NamedTuple):
     nodes: int
 
 
-def read_groups(root: Field, kind: str, notes: list[str]) -> tuple[Group, ...]:
+def read_groups(root: Field, kind: str, notes: list[str]) -> tuple[NodeGroup, ...]:
     """The groups that must be told apart, in the order of the file; several of a task only. Empty for a file without groups."""
     field = root.get("groups")
     replicas = root.get("replicas")
@@ -41,15 +41,15 @@ def read_groups(root: Field, kind: str, notes: list[str]) -> tuple[Group, ...]:
         if beside:
             raise beside.error("it is given beside groups", "put it into the group, or remove the groups")
     if kind == "service":
-        return (Group(_replicas(field.items(), notes), 0, 1),)
-    groups: list[Group] = []
+        return (NodeGroup(_replicas(field.items(), notes), 0, 1),)
+    groups: list[NodeGroup] = []
     for one in field.items():
         nodes = one.get("nodes")
         first = groups[-1].first + groups[-1].nodes if groups else 0
-        groups.append(Group(one, first, nodes.integer() if nodes else 1))
+        groups.append(NodeGroup(one, first, nodes.integer() if nodes else 1))
     alike = [{key: value for key, value in _plain(one.field).items() if key not in ("name", "nodes")} for one in groups]
     if all(one == alike[0] for one in alike):
-        return (Group(groups[0].field, 0, sum(one.nodes for one in groups)),)
+        return (NodeGroup(groups[0].field, 0, sum(one.nodes for one in groups)),)
     return tuple(groups)
 
 
@@ -82,7 +82,7 @@ def _plain(field: Field) -> dict[str, object]:
     return {key: value.plain() for key, value in field.entries().items()}
 
 
-def node_address(word: str, groups: tuple[Group, ...], at: Field) -> str | None:
+def node_address(word: str, groups: tuple[NodeGroup, ...], at: Field) -> str | None:
     """The shell expression for dstack's `groups[G].nodes[N].IP_ADDRESS`; None for another word."""
     match = _NODE_ADDRESS.fullmatch(word)
     if match is None:
@@ -98,7 +98,7 @@ def node_address(word: str, groups: tuple[Group, ...], at: Field) -> str | None:
     return f'$(printf \'%s\\n\' "$DSTACK_NODES_IPS" | sed -n "{line}p")'
 
 
-def by_slice(groups: tuple[Group, ...], scripts: list[str]) -> str:
+def by_slice(groups: tuple[NodeGroup, ...], scripts: list[str]) -> str:
     """One script for the whole gang: each node runs that of its group."""
     lines: list[str] = []
     for group, script in zip(groups, scripts, strict=True):
@@ -107,7 +107,7 @@ def by_slice(groups: tuple[Group, ...], scripts: list[str]) -> str:
     return "\n".join([*lines, "fi", ""])
 
 
-def differing_slices(group: Group) -> UserError:
+def differing_slices(group: NodeGroup) -> UserError:
     """The error for groups on machines of their own."""
     return group.field.error(
         "groups on different machines cannot be one run here",
