@@ -138,6 +138,9 @@ def test_a_grouped_product_is_its_tiles() -> None:
     assert found is not None
     assert (found.rows, found.inner, found.columns, found.groups) == ((32 + 7) * 256, 4096, 4 * 4352, 8)
     assert found.flops > 2 * 8192 * 4096 * 14336
+    # Of four devices that share the experts, each has room for all rows and computes its own.
+    own = grouped_of(module.entry, module.entry["ragged-dot-none.1"], 1 / 4)
+    assert own is not None and own.rows == (8 + 7) * 256
 
 
 def test_slices_exchange_by_a_rendezvous() -> None:
@@ -168,6 +171,9 @@ def test_memory_by_name() -> None:
     names = {buffer.name for buffer in found.buffers}
     assert {"w", "x"} <= names
     assert all(buffer.bytes for buffer in found.buffers)
+    # Operands of a computation that a SparseCore runs lie in the buffers of its caller: memory_analysis() does not count them.
+    shared = text("scan_v5e_buffers") + "allocation 9999: size 1073741824, page 0, thread-local:\n"
+    assert read_memory(shared, text("scan_v5e_live"), module, 2**34).total == found.total
     tight = read_memory(text("scan_v5e_buffers"), text("scan_v5e_live"), module, 2**20)
     assert not tight.fits and "OOM by" in tight.line
 

@@ -30,6 +30,9 @@ class Fabric(NamedTuple):
 
     slice: Slice
     places: tuple[Place, ...] = ()
+    # Devices that the experts of a mixture are split over. Each has room for the case that all rows of the group come to its own
+    # experts; of these rows its grouped products compute this part on average.
+    experts_over: int = 1
 
     @property
     def device(self) -> Device:

@@ -82,10 +82,11 @@ def _band(operands: list[Shape], one: Instruction, rows: int, columns: int) -> f
     return held / max(rows, 1) if held < whole else None
 
 
-def grouped_of(here: Computation, one: Instruction) -> Grouped | None:
+def grouped_of(here: Computation, one: Instruction, share: float = 1.0) -> Grouped | None:
     """A grouped product (`ragged_dot`): rows that are cut into groups, each multiplied by a matrix of its own.
 
-    The kernel visits the rows in tiles, one that two groups share twice, and computes the last tile of columns whole.
+    The kernel visits the rows in tiles, one that two groups share twice, and computes the last tile of columns whole. `share` is
+    the part of the rows that belongs to a group at all: the others are passed over.
     """
     tiling = re.search(r'ragged_dot_tiling="(\d+),(\d+),(\d+)"', one.text)
     operands = [here[name].shapes[0] for name in one.operands if here.get(name) and here[name].shapes]
@@ -99,7 +100,7 @@ def grouped_of(here: Computation, one: Instruction) -> Grouped | None:
     else:
         groups, inner, columns = wide[1].dims[0], wide[0].dims[1], made[-1]
     return Grouped(
-        rows=float((ceil(rows / down) + groups - 1) * down),
+        rows=float((ceil(rows * share / down) + groups - 1) * down),
         inner=float(ceil(inner / inside) * inside),
         columns=float(ceil(columns / across) * across),
         groups=groups,

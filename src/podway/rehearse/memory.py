@@ -55,7 +55,9 @@ def read_memory(assignment: str, live: str, module: Module, limit: int, *, most:
     """The memory of a program from libtpu's two tables and its text."""
     arguments = temporary = 0
     for size, rest in _ALLOCATION.findall(assignment):
-        if "color " in rest:  # not HBM
+        if (
+            "color " in rest or "thread-local" in rest
+        ):  # not HBM; operands of a called computation, which lie in its caller's
             continue
         if " parameter " in rest:
             arguments += int(size)

@@ -31,6 +31,7 @@ from podway.errors import UserError
 from podway.extras import require
 from podway.files import write_atomically
 from podway.home import home
+from podway.model.layout import parse_mesh
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.hlo import read_module
 from podway.rehearse.memory import read_memory
@@ -83,8 +84,10 @@ def rehearse(
     jobs: int | None = None,
     fresh: bool = False,
     progress: Progress = lambda number, stage: None,
+    limit_s: float | None = None,
 ) -> list[CompileReport]:
-    """The compiler's report of each, in the order they were given."""
+    """The compiler's report of each, in the order they were given; what is not compiled after `limit_s` seconds has failed."""
+    ends = None if limit_s is None else time.monotonic() + limit_s
     check_installed()
     workers: list[_Worker] = []
     stop = threading.Event()
@@ -102,7 +105,7 @@ def rehearse(
     pool = ThreadPoolExecutor(max_workers=jobs or at_once())
     try:
         futures = [pool.submit(one, number, rehearsal) for number, rehearsal in enumerate(rehearsals)]
-        return [_result(future) for future in futures]
+        return [_result(future, ends) for future in futures]
     finally:
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
@@ -110,9 +113,11 @@ def rehearse(
             worker.end()
 
 
-def _result(future: Future[CompileReport]) -> CompileReport:
+def _result(future: Future[CompileReport], ends: float | None) -> CompileReport:
     """Waited for piece by piece: a Ctrl-C that comes just before a wait is heeded only when that wait ends."""
     while not future.done():
+        if ends is not None and time.monotonic() > ends:
+            return CompileReport(jax="", libtpu="", key="", failed="it was not compiled within the time that was left")
         wait([future], timeout=POLL_S)
     return future.result()
 
@@ -269,7 +274,7 @@ class _Worker:
             return base if base.failed else msgspec.structs.replace(base, failed="the compiler wrote no program")
         module = read_module(text.read_text())
         slice = self.rehearsal.tpu
-        fabric = Fabric(slice, lowered.places)
+        fabric = Fabric(slice, lowered.places, _experts_over(self.rehearsal))
         facts = slice.generation_facts
         limit = (facts.hbm_usable_bytes or facts.chip_hbm_bytes) // facts.devices_per_chip
         memory = read_memory(assignment.read_text(), live.read_text(), module, limit)
@@ -287,6 +292,12 @@ class _Worker:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+def _experts_over(rehearsal: Rehearsal) -> int:
+    """The size of the mesh axis that splits experts."""
+    mesh = rehearsal.setting("mesh.shape")
+    return parse_mesh(mesh).expert if mesh and "*" not in mesh else 1
 
 
 def _peak_bytes(pid: int) -> int:
