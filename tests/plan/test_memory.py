@@ -129,3 +129,23 @@ def test_shards_of_20_rows_are_misaligned_and_of_40_are_not() -> None:
     assert misaligned(find_model("16b"), MeshShape(fsdp=256))
     assert not misaligned(find_model("32b"), MeshShape(fsdp=256))
     assert not misaligned(find_model("16b"), MeshShape(fsdp=1))
+
+
+def test_what_only_the_compiler_can_tell_is_neither_yes_nor_no() -> None:
+    shape, mesh = find_model("llama3.1-8b"), MeshShape(fsdp=16)
+    total = train_memory(shape, mesh, Training(seq=8192, batch=32), LIMIT).total
+    verdicts = [
+        train_memory(shape, mesh, Training(seq=8192, batch=32), int(total / share)).verdict
+        for share in (0.99, 1.05, 1.2)
+    ]
+    assert verdicts == ["fits", "close", "does not fit"]
+
+
+def test_a_step_that_offloads_holds_what_its_late_gradients_are_made_of() -> None:
+    """The compiler gives the demo's step 23.59 GiB (docs/measurements/rehearsed-bytes.json)."""
+    shape, mesh = find_model("llama3.2-1b"), MeshShape(fsdp=8)
+    step = Training(seq=4096, batch=1024, microbatches=4, offload=("residual", "qkv", "context"))
+    assert train_memory(shape, mesh, step, LIMIT).total / 2**30 == pytest.approx(23.59, rel=0.05)
+    plain = Training(seq=4096, batch=256)
+    late, early = (train_memory(shape, mesh, plain, LIMIT, late=late).temp for late in (True, False))
+    assert late > early

@@ -7,16 +7,17 @@ from hypothesis import strategies as st
 from podway.catalog.slices import all_slices, find_slice, slices_of
 from podway.errors import UserError
 from podway.model.families import find_model
+from podway.model.planned_families import planned_models
 from podway.plan.batching import Simulated, simulate
-from podway.plan.engine_costs import Engine, Precision, engine_of, kv_bytes_per_token
+from podway.plan.engine_costs import Engine, Precision, cached_share, engine_of, kv_bytes_per_token
 from podway.plan.evidence import serving_limit
 from podway.plan.published_rows import rows_of
 from podway.plan.serve import (
     Load,
     ServePlan,
-    cached_share,
     evaluate_serve,
     search_serve,
+    serve_notes,
     step_of,
     weights_per_device,
 )
@@ -187,13 +188,37 @@ def test_a_target_is_kept_by_more_replicas_and_the_cheapest_slice_wins() -> None
     best = plans[0]
     assert best.simulated is not None
     assert best.simulated.ttft[2] <= 1.0 and best.simulated.tpot[2] <= 0.05
-    assert best.precision == Precision("int8", "int8")
+    assert best.precision == Precision("int8", "fp8"), "the engine reads no int8 cache on a TPU"
     assert best.dollars_per_hour == min(plan.dollars_per_hour or 1e9 for plan in plans)
     strict, _ = search_serve(
         LLAMA70,
         Load(prompt=1000, output=250, rate=20.0, ttft=0.15),
         [V6E8],
-        Precision("int8", "int8"),
+        Precision("int8", "fp8"),
         simulate_best=True,
     )
     assert all(plan.replicas >= best.replicas for plan in strict)
+
+
+def test_an_int8_cache_is_only_planned_where_it_is_asked_for() -> None:
+    load = Load(prompt=1000, output=250, rate=1.0)
+    plans, _ = search_serve(LLAMA8, load, slices_of("v6e"), Precision("auto", "auto"))
+    assert plans and all(plan.precision.kv in ("bfloat16", "fp8") for plan in plans)
+    asked, _ = search_serve(LLAMA8, load, slices_of("v6e"), Precision("int8", "int8"))
+    assert asked and "refuses an int8 cache" in serve_notes(LLAMA8, Precision("int8", "int8"))[0]
+
+
+# Maverick's 40 heads split 8 ways at most, and 8 chips do not hold it.
+@pytest.mark.parametrize("name", [name for name in planned_models() if name != "llama4-maverick"])
+def test_models_that_are_only_planned_can_be_served_on_paper(name: str) -> None:
+    shape = planned_models()[name]
+    plans, _ = search_serve(
+        shape, Load(prompt=1000, output=250, rate=1.0), slices_of("v5p"), Precision("bfloat16", "bfloat16")
+    )
+    assert plans and all(plan.tpot >= plan.tpot_limit > 0 and plan.kv_tokens > 0 for plan in plans)
+    assert "planned, not served" in serve_notes(shape, Precision())[0]
+
+
+def test_a_latent_cache_is_small() -> None:
+    """DeepSeek V3: 61 layers of 576 numbers, on every device of a group whole."""
+    assert kv_bytes_per_token(planned_models()["deepseek-v3"], 8, "bfloat16") == 61 * 576 * 2

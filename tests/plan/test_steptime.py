@@ -9,6 +9,7 @@ from podway.catalog.slices import find_slice
 from podway.model.families import find_model
 from podway.model.flops import flops_per_token
 from podway.model.layout import MeshShape
+from podway.model.planned_families import planned_models
 from podway.plan.chips import device_of
 from podway.plan.network import place
 from podway.plan.plans import evaluate
@@ -126,3 +127,23 @@ def test_long_windows_cost_less_than_full_attention() -> None:
         for seq in (4096, 32768)
     )
     assert long < 3 * short  # five of six layers see 1024 tokens, however long the sequence
+
+
+def test_sums_over_a_tensor_group_are_all_reduced() -> None:
+    """Twice the bytes of a scatter in the programs of Podway's trainer; along an axis of v5e, rings of one link each."""
+    shape, slice = find_model("llama3.2-1b"), find_slice("v6e-16")
+    plan = evaluate(shape, slice, MeshShape(fsdp=8, tensor=2), Training(seq=2048, batch=32))
+    moved = {(one.axis, one.direction): one.seconds for one in plan.time.traffic}
+    assert moved["tensor", "reduce"] > 1.5 * moved["tensor", "gather"]
+    v5e = evaluate(shape, find_slice("v5litepod-16"), MeshShape(fsdp=4, tensor=4), Training(seq=2048, batch=32))
+    ringed = {(one.axis, one.direction): one.seconds for one in v5e.time.traffic}
+    assert ringed["tensor", "gather"] > ringed["tensor", "reduce"]
+
+
+@pytest.mark.parametrize("name", planned_models())
+def test_models_of_several_kinds_of_layers(name: str) -> None:
+    shape, slice = planned_models()[name], find_slice("v5p-512")
+    plan = evaluate(shape, slice, MeshShape(fsdp=slice.devices), Training(seq=4096, batch=slice.devices))
+    assert 0.02 < plan.mfu < 0.9 and plan.memory.total > 0
+    assert sum(plan.time.parts.values()) == pytest.approx(plan.time.total)
+    assert plan.model_flops == flops_per_token(shape, 4096) * plan.training.tokens

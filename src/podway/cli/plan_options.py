@@ -10,6 +10,7 @@ from podway.cli.options import output_option
 from podway.errors import UserError
 from podway.model.families import known_models
 from podway.model.layout import MeshShape, parse_mesh
+from podway.model.planned_families import planned_models
 from podway.plan.search import PlanOptions
 from podway.plan.t5 import T5_MODELS
 from podway.plan.training import OFFLOADABLE, PROGRAMS, REMAT, Compute, Dtype, Optimizer, Training
@@ -20,7 +21,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "float32": "float32", "bfloat16
 
 
 def _complete_models(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    return [name for name in (*known_models(), *T5_MODELS) if name.startswith(typed)]
+    return [name for name in (*known_models(), *planned_models(), *T5_MODELS) if name.startswith(typed)]
 
 
 def options(*several: Callable[[F], F]) -> Callable[[F], F]:

@@ -17,7 +17,9 @@ from msgspec.structs import replace
 
 from podway.errors import UserError
 from podway.model.hf import read_config, shape_from_hf
+from podway.model.planned_families import planned_models
 from podway.model.shape import (
+    PLANNED_ONLY,
     Attention,
     Embedding,
     Experts,
@@ -220,7 +222,18 @@ def known_models() -> Mapping[str, ModelShape]:
 
 
 def find_model(name: str) -> ModelShape:
-    """The shape of a known name, of a Hugging Face id of such a model, or of a directory or file with a config.json."""
+    """The shape of a model that can be run: a known name, a Hugging Face id of such a model, a directory or file with a config.json."""
+    shape = find_planned_model(name)
+    if shape.family in PLANNED_ONLY:
+        raise UserError(
+            f"Podway plans for {name} and does not run it: its trainer and engine have no {shape.family} decoder",
+            "`podway plan train` and `podway plan serve` take it",
+        )
+    return shape
+
+
+def find_planned_model(name: str) -> ModelShape:
+    """As `find_model`, and the models that can be planned for alone."""
     # os.path answers False to names that no file can have; Path.is_dir would raise for some of them.
     if name.endswith(".json") or os.path.isdir(name):  # noqa: PTH112
         return shape_from_hf(read_config(Path(name)))
@@ -231,7 +244,8 @@ def find_model(name: str) -> ModelShape:
 
 def known_model(name: str) -> ModelShape:
     """The shape of a known name alone: a server opens no file of its own that somebody else names."""
-    by_squeezed = {_squeezed(known): known for known in known_models()}
+    shapes = {**known_models(), **planned_models()}
+    by_squeezed = {_squeezed(known): known for known in shapes}
     found = by_squeezed.get(_squeezed(name))
     if found is None:
         near = difflib.get_close_matches(_squeezed(name), by_squeezed, n=3, cutoff=0.6)
@@ -239,12 +253,12 @@ def known_model(name: str) -> ModelShape:
             "did you mean " + " or ".join(by_squeezed[n] for n in near) if near else "known: " + ", ".join(_PUBLISHED)
         )
         raise UserError(f"unknown model {name!r}", f"{names}; a directory with a config.json works as well", status=404)
-    return known_models()[found]
+    return shapes[found]
 
 
 # What people add to a name without changing the shape.
 _DECORATION = re.compile(
-    r"-(instruct|chat|it|pt|hf|base|text|thinking|fp8|awq|gptq|2507|v0\.1|v0\.2)(?=-|$)|^meta-|-qat.*$"
+    r"-(instruct|chat|it|pt|hf|base|text|thinking|fp8|awq|gptq|2507|v0\.1|v0\.2|17b-16e|17b-128e)(?=-|$)|^meta-|-qat.*$"
 )
 
 

@@ -15,7 +15,7 @@ A utilisation (MFU) without its convention means little: on a long sequence they
 from typing import Literal
 
 from podway.model.params import active_count, matrix_count
-from podway.model.shape import ModelShape
+from podway.model.shape import ModelShape, layer_kinds
 
 Convention = Literal["causal", "full", "full-2023"]
 
@@ -33,11 +33,17 @@ def flops_per_token(shape: ModelShape, seq: int, convention: Convention = "causa
 
 def attention_flops_per_token(shape: ModelShape, seq: int, convention: Convention = "causal") -> float:
     """Scores and their product with the values, forward, over all layers: 4 operations for each pair and channel."""
-    seen = sum(_seen(seq, window, causal=convention == "causal") for window in shape.layer_windows)
-    return 4.0 * shape.heads * shape.d_head * seen
+    total = 0.0
+    for kind in layer_kinds(shape):
+        chunked = kind.attention.chunked
+        seen = sum(_seen(seq, window, causal=convention == "causal", chunked=chunked) for window in kind.layer_windows)
+        total += 2.0 * kind.heads * (kind.d_head + kind.d_value) * seen
+    return total
 
 
-def _seen(seq: int, window: int | None, *, causal: bool) -> float:
+def _seen(seq: int, window: int | None, *, causal: bool, chunked: bool) -> float:
     """How many tokens a token looks at, on average."""
     width = min(seq, window or seq)
-    return width - width**2 / (2 * seq) if causal else float(width)
+    if not causal:
+        return float(width)
+    return width / 2 if chunked else width - width**2 / (2 * seq)

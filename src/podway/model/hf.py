@@ -18,6 +18,7 @@ import msgspec
 from podway.decoding import from_plain
 from podway.errors import UserError
 from podway.model.hf_keys import Config, ConfigKeys, Keys
+from podway.model.hf_planned import PLANNED, PLANNED_TYPES
 from podway.model.hf_rope import read_rope, rope_words
 from podway.model.shape import (
     Activation,
@@ -141,6 +142,8 @@ def shape_from_hf(config: Config) -> ModelShape:
         config = {"num_experts": config["num_local_experts"], **config}
     nested = config.get("text_config")
     text: Config = nested if isinstance(nested, dict) else config
+    if name in PLANNED:
+        return PLANNED[name](text)
     row = _ARCHITECTURES[name]
     _refuse_what_changes_the_model(text)
     keys = Keys({key: value for key, value in text.items() if key in row.defaults}, row.defaults)
@@ -184,12 +187,12 @@ def _architecture_name(config: Config) -> str:
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     if name is None:  # some tools write only the model_type
-        by_type = {row.model_type: n for n, row in reversed(_ARCHITECTURES.items())}
+        by_type = PLANNED_TYPES | {row.model_type: n for n, row in reversed(_ARCHITECTURES.items())}
         name = by_type.get(str(config.get("model_type")), config.get("model_type"))
-    if not isinstance(name, str) or name not in _ARCHITECTURES:
+    if not isinstance(name, str) or name not in (*_ARCHITECTURES, *PLANNED):
         raise UserError(
             f"config.json: architecture {name!r} is not one that Podway knows",
-            "known: " + ", ".join(_ARCHITECTURES),
+            f"known: {', '.join(_ARCHITECTURES)}; to plan for alone: {', '.join(PLANNED)}",
         )
     return name
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from podway.model.shape import ModelShape
+from podway.model.shape import Experts, Latent, ModelShape, layer_kinds
 
 Init = Literal["ones", "zeros", "embedding", "input", "output"]  # decoder.init says what each one means
 
@@ -65,18 +65,21 @@ def params(shape: ModelShape) -> tuple[Param, ...]:
     """Every array of the model, in the order in which it is used."""
     D, V = shape.d_model, shape.vocab
     ends = [Param(name="embed", dims=(V, D), axes=("vocab", "embed"), init="embedding", hf="model.embed_tokens.weight")]
-    layers = [*_norms(shape), *_attention(shape), *(_experts(shape) if shape.experts else _mlp(shape))]
-    ends += [_stack(shape.layers, param) for param in layers]
+    kinds = layer_kinds(shape)
+    for number, kind in enumerate(kinds):
+        attention = _latent_attention(kind, kind.latent) if kind.latent else _attention(kind)
+        layers = [*_norms(kind), *attention, *(_experts(kind) if kind.experts else _mlp(kind))]
+        ends += [_stack(kind.layers, param, f"{number}/" if len(kinds) > 1 else "") for param in layers]
     ends += [Param(name="final_norm", dims=(D,), axes=("norm",), init=_norm_init(shape), hf="model.norm.weight")]
     if not shape.embedding.tied:
         ends += [Param(name="head", dims=(D, V), axes=("embed", "vocab"), init="input", hf="lm_head.weight", inputs=1)]
     return tuple(ends)
 
 
-def _stack(layers: int, param: Param) -> Param:
+def _stack(layers: int, param: Param, kind: str) -> Param:
     return msgspec.structs.replace(
         param,
-        name="layers/" + param.name,
+        name=f"layers/{kind}{param.name}",
         dims=(layers, *param.dims),
         axes=("layers", *param.axes),
         hf="model.layers.{layer}." + param.hf,
@@ -109,7 +112,8 @@ def _attention(shape: ModelShape) -> list[Param]:
     D, H, G, K, a = shape.d_model, shape.heads, shape.kv_heads, shape.d_head, shape.attention
     table = []
     begin, shared = 0, shape.family == "phi3"
-    for name, count, axis in (("q", H, "heads"), ("k", G, "kv_heads"), ("v", G, "kv_heads")):
+    made = (("q", H, "heads"), ("k", G, "kv_heads"), ("v", G, "kv_heads"))
+    for name, count, axis in made[:2] if a.keys_are_values else made:
         hf = "self_attn.qkv_proj" if shared else f"self_attn.{name}_proj"
         table.append(
             Param(
@@ -139,12 +143,52 @@ def _attention(shape: ModelShape) -> list[Param]:
     )
     if a.out_bias:
         table.append(Param(name="o_bias", dims=(D,), axes=("norm",), init="zeros", hf="self_attn.o_proj.bias"))
+    if a.sinks:
+        table.append(Param(name="sinks", dims=(H,), axes=("heads",), init="zeros", hf="self_attn.sinks"))
     if a.qk_norm:
         table += [
             Param(name=f"{x}_norm", dims=(K,), axes=("norm",), init=_norm_init(shape), hf=f"self_attn.{x}_norm.weight")
             for x in ("q", "k")
         ]
     return table
+
+
+def _latent_attention(shape: ModelShape, latent: Latent) -> list[Param]:
+    """Each vector is made narrow, normalised, and made wide again for every head; the channels of a position go beside."""
+    D, H, K, rope, V = shape.d_model, shape.heads, shape.d_head, latent.d_rope, latent.d_value
+
+    def matrix(name: str, inner: tuple[str, int], heads: int, each: int, hf: str) -> Param:
+        dims = (inner[1], heads, each) if heads else (inner[1], each)
+        axes = (inner[0], "heads", "head_dim") if heads else (inner[0], "norm")
+        return Param(name=name, dims=dims, axes=axes, init="input", hf=f"self_attn.{hf}.weight", inputs=1)
+
+    def norm(name: str, size: int, hf: str) -> Param:
+        return Param(name=name, dims=(size,), axes=("norm",), init="ones", hf=f"self_attn.{hf}.weight")
+
+    table = []
+    if latent.q_rank is None:
+        table.append(matrix("q", ("embed", D), H, K, "q_proj"))
+    else:
+        table += [
+            matrix("q_down", ("embed", D), 0, latent.q_rank, "q_a_proj"),
+            norm("q_down_norm", latent.q_rank, "q_a_layernorm"),
+            matrix("q_up", ("norm", latent.q_rank), H, K, "q_b_proj"),
+        ]
+    out = Param(
+        name="o",
+        dims=(H, V, D),
+        axes=("heads", "head_dim", "embed"),
+        init="output",
+        hf="self_attn.o_proj.weight",
+        inputs=2,
+    )
+    return [
+        *table,
+        matrix("kv_down", ("embed", D), 0, latent.kv_rank + rope, "kv_a_proj_with_mqa"),
+        norm("kv_down_norm", latent.kv_rank, "kv_a_layernorm"),
+        matrix("kv_up", ("norm", latent.kv_rank), H, K - rope + V, "kv_b_proj"),
+        out,
+    ]
 
 
 def _matrices(shape: ModelShape, d_ff: int, prefix: str, hf: str, names: tuple[str, str, str]) -> list[Param]:
@@ -191,8 +235,11 @@ def _experts(shape: ModelShape) -> list[Param]:
     names = ("w1", "w3", "w2") if mixtral else _DENSE_NAMES
     for one in _matrices(shape, shape.experts.d_ff, "experts_", f"{room}experts.{{expert}}.", names):
         table.append(msgspec.structs.replace(one, dims=(E, *one.dims), axes=("experts", *one.axes)))
+    if shape.experts.bias:
+        table += _expert_biases(shape, shape.experts, room)
     if shape.experts.d_ff_shared:
         table += _matrices(shape, shape.experts.d_ff_shared, "shared_", f"{room}shared_expert.", _DENSE_NAMES)
+    if shape.experts.d_ff_shared and shape.experts.shared_gate:
         table.append(
             Param(
                 name="shared_router",
@@ -202,6 +249,17 @@ def _experts(shape: ModelShape) -> list[Param]:
                 hf=f"{room}shared_expert_gate.weight",
                 inputs=1,
             )
+        )
+    return table
+
+
+def _expert_biases(shape: ModelShape, experts: Experts, room: str) -> list[Param]:
+    E, widths = experts.count, {"gate": experts.d_ff, "up": experts.d_ff, "down": shape.d_model}
+    table = [Param(name="router_bias", dims=(E,), axes=("norm",), init="zeros", hf=f"{room}gate.bias")]
+    for name, width in widths.items():
+        axes = ("experts", "norm" if name == "down" else "mlp")
+        table.append(
+            Param(name=f"experts_{name}_bias", dims=(E, width), axes=axes, init="zeros", hf=f"{room}{name}_bias")
         )
     return table
 
@@ -230,7 +288,14 @@ def _idle(shape: ModelShape, param: Param) -> int:
 
 def kv_count(shape: ModelShape) -> int:
     """Numbers that one token adds to the key/value cache, over all layers."""
-    return 2 * shape.layers * shape.kv_heads * shape.d_head
+    return sum(kind.layers * cached_numbers(kind) for kind in layer_kinds(shape))
+
+
+def cached_numbers(kind: ModelShape) -> int:
+    """The same for one layer of a kind."""
+    if kind.latent is not None:
+        return kind.latent.kv_rank + kind.latent.d_rope
+    return 2 * kind.kv_heads * kind.d_head
 
 
 def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,14 +322,14 @@ class Activation(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def activations(shape: ModelShape) -> tuple[Activation, ...]:
     """The named tensors of one layer, in the order in which they are made; one name may mark several tensors."""
-    D, H, G, K = shape.d_model, shape.heads, shape.kv_heads, shape.d_head
+    D, H, G, K, V = shape.d_model, shape.heads, shape.kv_heads, shape.d_head, shape.d_value
     table = [Activation(name="residual", dims=(D,), axes=("act_embed",))]
     table += [
-        Activation(name="qkv", dims=(n, K), axes=(axis, "head_dim"))
-        for n, axis in ((H, "heads"), (G, "kv_heads"), (G, "kv_heads"))
+        Activation(name="qkv", dims=(n, size), axes=(axis, "head_dim"))
+        for n, axis, size in ((H, "heads", K), (G, "kv_heads", K), (G, "kv_heads", V))
     ]
     table += [
-        Activation(name="context", dims=(H, K), axes=("heads", "head_dim")),
+        Activation(name="context", dims=(H, V), axes=("heads", "head_dim")),
         Activation(name="attn_out", dims=(D,), axes=("act_embed",)),
     ]
     # Each matrix into the MLP makes one tensor; an expert model makes one for every expert a token is sent to.

@@ -6,9 +6,13 @@ Face `config.json` (`hf.shape_from_hf`); two shapes are equal when the models co
 
 The records nest by concern: `Attention` says how scores are made, `Rope` how positions enter, `Experts` how tokens are
 routed, `Norm` and `Embedding` the rest. What differs from layer to layer (Gemma's windows) is data derived from the shape
-(`layer_windows`), never a parameter.
+(`layer_windows`), never a parameter. Where layers hold arrays of different sizes (the first layers of DeepSeek have no experts),
+`layer_kinds` takes the model apart into shapes whose layers are all alike.
+
+Families of `PLANNED_ONLY` can be planned for, and neither trained nor served.
 """
 
+from functools import cache
 from typing import Literal
 
 import msgspec
@@ -16,8 +20,10 @@ import msgspec
 from podway.errors import UserError
 
 Family = Literal[
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "phi3", "podway"
-]
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "phi3", "podway",
+    "deepseek", "gpt-oss", "llama4", "gemma4",
+]  # fmt: skip
+PLANNED_ONLY: tuple[Family, ...] = ("deepseek", "gpt-oss", "llama4", "gemma4")
 Activation = Literal["silu-gated", "gelu-gated", "relu", "gelu"]
 # sequential: x += attn(norm(x)); x += mlp(norm(x)).  sandwich: as sequential, with a norm on each output before it is
 # added (Gemma 2 and 3).  parallel: x += attn(n) + mlp(n) with one shared n = norm(x) (PaLM, the 16B-128B jobs).
@@ -98,6 +104,29 @@ class Attention(Record, frozen=True, kw_only=True):
     query_scale: float | None = None  # scores are multiplied by this ** -0.5; None: d_head
     window: int | None = None  # a windowed layer sees itself and the window - 1 tokens before
     windowed: tuple[bool, ...] = (True,)  # which layers are windowed, cycled over the layers; only with a window
+    chunked: bool = False  # windows begin at the multiples of their size (Llama 4)
+    sinks: bool = False  # a learned score for each head that stands for no token (GPT-OSS)
+    keys_are_values: bool = False  # one matrix makes both (Gemma 4's layers without a window)
+
+
+class Latent(Record, frozen=True, kw_only=True):
+    """Queries, keys and values made of two narrow vectors of each token, of which the cache keeps one (DeepSeek's MLA).
+
+    `d_head` of the shape is what scores are made of: channels from the narrow vector, and `d_rope` with the position.
+    """
+
+    kv_rank: int  # of the vector that keys and values are made of
+    d_rope: int  # channels of a key that carry the position, the same for all heads
+    d_value: int
+    q_rank: int | None = None  # None: queries are made of the stream itself
+
+
+class FullLayers(Record, frozen=True, kw_only=True):
+    """Layers without a window whose heads have another size (Gemma 4)."""
+
+    d_head: int
+    kv_heads: int
+    keys_are_values: bool = False
 
 
 class Experts(Record, frozen=True, kw_only=True):
@@ -108,7 +137,15 @@ class Experts(Record, frozen=True, kw_only=True):
     d_ff: int
     normalise: bool = True  # the weights of the chosen experts are divided by their sum
     balance: float = 0.001  # weight of the balance loss in training (router_aux_loss_coef)
-    d_ff_shared: int = 0  # width of one more expert that sees every token behind a sigmoid gate (Qwen2-MoE); 0: none
+    d_ff_shared: int = 0  # width of one more expert that sees every token; 0: none
+    shared_gate: bool = True  # which answers behind a sigmoid gate (Qwen2-MoE)
+    bias: bool = False  # in the router and in each expert (GPT-OSS)
+    dense_first: int = 0  # layers at the beginning that have a plain MLP
+    every: int = 1  # of the others, the last of each so many has experts (Llama 4 Maverick: 2)
+
+    def at(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return layer >= self.dense_first and (layer + 1) % self.every == 0
 
 
 class Embedding(Record, frozen=True, kw_only=True):
@@ -139,6 +176,8 @@ class ModelShape(Record, frozen=True, kw_only=True):
     attention: Attention = Attention()
     embedding: Embedding = Embedding()
     experts: Experts | None = None
+    latent: Latent | None = None
+    full_layers: FullLayers | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "d_model", "heads", "kv_heads", "d_head", "d_ff", "vocab", "max_position"):
@@ -178,6 +217,11 @@ class ModelShape(Record, frozen=True, kw_only=True):
         return self.activation.endswith("-gated")
 
     @property
+    def d_value(self) -> int:
+        """Channels of a value."""
+        return self.latent.d_value if self.latent else self.d_head
+
+    @property
     def score_scale(self) -> float:
         """What query-key products are multiplied by."""
         return float((self.attention.query_scale or self.d_head) ** -0.5)
@@ -187,6 +231,32 @@ class ModelShape(Record, frozen=True, kw_only=True):
         """The window of each layer; None: the layer sees every token before it."""
         a = self.attention
         return tuple(a.window if a.windowed[i % len(a.windowed)] else None for i in range(self.layers))
+
+
+@cache
+def layer_kinds(shape: ModelShape) -> tuple[ModelShape, ...]:
+    """Shapes whose layers all hold arrays of the same sizes, and whose layers together are those of the model."""
+    experts, full = shape.experts, shape.full_layers
+    mixed = experts is not None and (experts.dense_first or experts.every > 1)
+    if not mixed and full is None:
+        return (shape,)
+    counts: dict[tuple[bool, int | None], int] = {}
+    for layer, window in enumerate(shape.layer_windows):
+        kind = (experts is not None and experts.at(layer), window)
+        counts[kind] = counts.get(kind, 0) + 1
+    return tuple(_kind(shape, routed, window, layers) for (routed, window), layers in counts.items())
+
+
+def _kind(shape: ModelShape, routed: bool, window: int | None, layers: int) -> ModelShape:
+    replace = msgspec.structs.replace
+    experts = replace(shape.experts, dense_first=0, every=1) if routed and shape.experts else None
+    attention = replace(shape.attention, window=window, windowed=(True,))
+    one = replace(shape, layers=layers, experts=experts, attention=attention, full_layers=None)
+    full = shape.full_layers
+    if full is None or window is not None:
+        return one
+    attention = replace(attention, keys_are_values=full.keys_are_values)
+    return replace(one, attention=attention, d_head=full.d_head, kv_heads=full.kv_heads)
 
 
 def _impossible(what: str, hint: str) -> UserError:

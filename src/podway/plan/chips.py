@@ -56,12 +56,6 @@ _MATRIX_EFFICIENCY = {
 _ATTENTION_PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4, "backward": 7}
 
 
-# HBM that the end of the forward pass takes over what lives there at once. On tpu7x exchanges run on the SparseCores beside
-# everything else, and the compiler shares no space with what they hold: 8.18 GiB of temporaries where 3.4 live in Llama 3.2 1B's
-# step on tpu7x-8 (docs/measurements/rehearsed-steps.json), all else being as on v5p. One program: take it as a guide.
-_LOGITS_HEAP = {"tpu7x": 1.83}
-
-
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One jax device (a chip, or a core where a chip shows two), as a planner sees it; rates per second."""
 
@@ -78,7 +72,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     clock: float
     mxu_width: int
     matrix_efficiency: float
-    logits_heap: float  # HBM of the end of the forward pass over what lives there at once
+    # Weight gradients of a layer are made at its end, beside exchanges that run on the SparseCores: so libtpu 0.0.51 schedules
+    # Podway's step on tpu7x (Llama 3.2 1B and 3B), and what they are made of stays in HBM until then.
+    late_gradients: bool
     host_bandwidth: float  # bytes/s between HBM and host memory, one way
     host_bytes: float  # of host memory: this device's share
 
@@ -152,7 +148,7 @@ def device_of(generation: str) -> Device:
         clock=facts.peak_bf16 / (facts.cores_per_chip * _FLOPS_PER_CYCLE_AND_CORE[generation]),
         mxu_width=_MXU_WIDTH.get(generation, 128),
         matrix_efficiency=_own_rates.get(generation) or _MATRIX_EFFICIENCY.get(generation, _MATRIX_EFFICIENCY[older]),
-        logits_heap=_LOGITS_HEAP.get(generation, 1.0),
+        late_gradients=generation == "tpu7x",
         host_bandwidth=_HOST_BANDWIDTH.get(generation, _HOST_BANDWIDTH[older]) / per_chip,
         host_bytes=(facts.host_ram or 0) / 4 / per_chip,
     )

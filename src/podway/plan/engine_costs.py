@@ -15,8 +15,8 @@ from podway.catalog.generations import GENERATIONS
 from podway.catalog.slices import Slice
 from podway.model.flops import attention_flops_per_token
 from podway.model.layout import SERVE_RULES, MeshShape, kv_repeats, shard_shape
-from podway.model.params import matrix_count, params
-from podway.model.shape import ModelShape
+from podway.model.params import cached_numbers, matrix_count, params
+from podway.model.shape import ModelShape, layer_kinds
 from podway.plan.chips import Device, device_of
 from podway.plan.network import Group, place
 from podway.plan.training import BYTES, COMPUTE_BYTES
@@ -61,6 +61,10 @@ class Engine(NamedTuple):
         prompts, each of `length`."""
         tokens = batch + prompt
         flops = tokens * self.flops_per_token
+        latent = self.shape.latent
+        if latent is not None:  # each head multiplies the whole latent vector of every token in the cache, twice
+            width = 2 * latent.kv_rank + latent.d_rope
+            flops += 2.0 * context * self.shape.layers * self.shape.heads * width / self.tensor
         scores = prompt * _score_flops(self.shape, max(64, round(length / 64) * 64)) / self.tensor if prompt else 0.0
         products, read = flops / self.rate, self.weights_read(tokens) / self.device.hbm_bandwidth
         small = self.page_overhead * _HEAD_BYTES / (self.kv_bytes_per_token / self.shape.layers)
@@ -121,9 +125,26 @@ def kv_heads_per_device(shape: ModelShape, tensor: int) -> float:
     return heads / tensor if heads % tensor == 0 else shape.kv_heads
 
 
+def _cached_per_layer(kind: ModelShape, tensor: int) -> float:
+    """Numbers that a token leaves on one device in a layer: a latent vector serves all heads, so every device has it whole."""
+    if kind.latent is not None:
+        return float(cached_numbers(kind))
+    return 2 * kv_heads_per_device(kind, tensor) * kind.d_head
+
+
 def kv_bytes_per_token(shape: ModelShape, tensor: int, stored: str) -> float:
     """Bytes that one token leaves on one device."""
-    return 2 * kv_heads_per_device(shape, tensor) * shape.d_head * shape.layers * BYTES[stored]
+    return BYTES[stored] * sum(kind.layers * _cached_per_layer(kind, tensor) for kind in layer_kinds(shape))
+
+
+def cached_share(shape: ModelShape, length: float) -> float:
+    """The part of a context that layers keep: a windowed layer forgets the rest."""
+    kept = whole = 0.0
+    for kind in layer_kinds(shape):
+        each = cached_numbers(kind)
+        kept += each * sum(min(length, window or length) for window in kind.layer_windows)
+        whole += each * length * kind.layers
+    return kept / whole
 
 
 @cache

@@ -12,18 +12,23 @@ trainer over a grid of models and meshes) this is within 10%.
 
 from functools import cache
 from math import ceil, prod
+from typing import Literal
 
 import msgspec
 
 from podway.model.layout import TRAIN_RULES, MeshShape, params_per_chip, shard_dims, shard_shape
 from podway.model.params import activations, params
-from podway.model.shape import ModelShape
+from podway.model.shape import ModelShape, layer_kinds
 from podway.plan.chips import LANES, SUBLANES
 from podway.plan.products import head_product, layer_weights, widths
 from podway.plan.training import BYTES, COMPUTE_BYTES, Adapters, Training
 
 GIB = 2**30
+SPREAD = 0.09  # the largest error over the grid of compiled steps (docs/planning.md); `make bench-plan` holds the planner to it
 _WHOLE = 1.02  # HBM over the part of it that a program may use: 1.003 (v5p) to 1.024 (v6e)
+
+
+Verdict = Literal["fits", "close", "does not fit"]
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +55,14 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     def fits(self) -> bool:
         """Whether a program of this size loads."""
         return self.total <= self.limit and self.host <= self.host_limit
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it loads, as far as an estimate can tell: `close` is above the limit by less than the estimate may be off."""
+        if self.fits:
+            return "fits"
+        close = self.total <= self.limit * (1 + SPREAD) and self.host <= self.host_limit
+        return "close" if close else "does not fit"
 
     @property
     def parts(self) -> dict[str, float]:
@@ -82,9 +95,11 @@ def train_memory(
     *,
     usable: int | None = None,
     host_limit: float = float("inf"),
-    logits_heap: float = 1.0,
+    late: bool = False,
 ) -> Memory:
-    """What one device holds at the peak of a step; `usable` is its HBM where the limit is set below it."""
+    """What one device holds at the peak of a step; `usable` is its HBM where the limit is set below it, `late` whether weight
+    gradients wait until the end of a layer (`Device.late_gradients`)."""
+    late = late or bool(training.offload)
     tokens = training.tokens_per_device(mesh)
     weights, optimizer, gradients = _state(shape, mesh, training)
     outside = tokens * saved_bytes_per_token(shape, mesh, training.offload) if training.offload else 0.0
@@ -92,12 +107,12 @@ def train_memory(
         weights=weights,
         optimizer=optimizer,
         gradients=gradients,
-        # What is offloaded passes through HBM: a layer's goes out while that of another is made.
+        # What is offloaded passes through HBM: that of the next layer comes while this one goes backward.
         saved=tokens * saved_bytes_per_token(shape, mesh, training.held)
         + _kept_weights(shape, mesh, training)
-        + 2 * outside / shape.layers,
-        logits=logits_heap * _logits(shape, mesh, training, tokens, usable or limit),
-        temp=_temp(shape, mesh, training, tokens),
+        + outside / shape.layers,
+        logits=_logits(shape, mesh, training, tokens, usable or limit),
+        temp=_temp(shape, mesh, training, tokens, late=late),
         limit=limit,
         early=_early(gradients, training),
         host=outside,
@@ -179,7 +194,7 @@ def adapter_params(shape: ModelShape, adapters: Adapters) -> int:
     """LoRA parameters on each device: rank x (inputs + outputs) of each matrix that is adapted."""
     width = 0
     for param in params(shape):
-        if param.name.removeprefix("layers/") in adapters.targets:
+        if param.name.rpartition("/")[2] in adapters.targets:
             inputs, outputs = param.dims[1 : 1 + param.inputs], param.dims[1 + param.inputs :]
             width += param.dims[0] * (prod(inputs) + prod(outputs))
     return adapters.rank * width
@@ -192,12 +207,17 @@ def saved_bytes_per_token(shape: ModelShape, mesh: MeshShape, saved: tuple[str, 
 
 @cache
 def _saved_bytes(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, ...]) -> float:
+    return sum(_saved_of_kind(kind, tensor, expert, saved) for kind in layer_kinds(shape))
+
+
+def _saved_of_kind(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, ...]) -> float:
     mesh, size = MeshShape(tensor=tensor, expert=expert), 0.0
     wide = 0
     for kept in activations(shape):
         width = prod(shard_dims(kept.axes, kept.dims, mesh, TRAIN_RULES))
         if kept.axes[-1] == "head_dim":  # the lanes of a tile that a narrow head leaves empty
-            width = width // shape.d_head * -(-shape.d_head // LANES) * LANES
+            each = kept.dims[-1]
+            width = width // each * -(-each // LANES) * LANES
         wide += width if kept.name == "mlp_in" else 0
         if kept.name in saved and _asked_for(kept.name, shape):
             # In an expert group every device holds the rows of all its neighbours.
@@ -220,7 +240,8 @@ def _kept_weights(shape: ModelShape, mesh: MeshShape, training: Training) -> flo
     """Where nothing is computed again, the gathered weights of every layer stay for the backward pass."""
     if "rest" not in training.saved or mesh.fsdp == 1 or not training.program.casts_once:
         return 0.0
-    return COMPUTE_BYTES * shape.layers * layer_weights(shape, mesh.tensor, mesh.expert)
+    kinds = layer_kinds(shape)
+    return COMPUTE_BYTES * sum(kind.layers * layer_weights(kind, mesh.tensor, mesh.expert) for kind in kinds)
 
 
 def _logits(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, usable: int) -> float:
@@ -248,33 +269,61 @@ def _chunks(length: int, least: int) -> int:
     return next((n for n in range(max(1, least), length + 1) if length % n == 0), max(1, length))
 
 
-def _temp(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float) -> float:
+def _temp(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, *, late: bool) -> float:
+    """The working set of the fullest kind of layer while it goes backward."""
+    return max(_layer_temp(kind, mesh, training, tokens, late=late) for kind in layer_kinds(shape))
+
+
+def _layer_temp(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, *, late: bool) -> float:
     gathered = COMPUTE_BYTES * layer_weights(shape, mesh.tensor, mesh.expert)
     stored = training.adapters.base if training.adapters else training.params
     copies = 1.0 if mesh.fsdp > 1 or stored != "bfloat16" else 0.0  # the weights of the layer as they are used
     held = 0.0
     if training.adapters is None:
-        # Their gradient, before it is reduced: of experts one matrix after the other, while that of the output waits.
-        copies += 1 / 3 if shape.experts else 1.0
-        held = head_product(shape, mesh.tensor).weights * BYTES["float32"] if shape.experts else 0.0
+        # Their gradient, before it is reduced: of experts one matrix after the other, as where activations come from host memory.
+        copies += 1 / 3 if shape.experts else 0.0 if training.offload else 1.0
+        # Where they are made late, the sum of the output matrix's gradient waits as well, until all layers are done.
+        held = head_product(shape, mesh.tensor).weights * BYTES["float32"] if late else 0.0
     if misaligned(shape, mesh):
         copies += 1.0  # gathered in one tiling, used in another
-    return held + gathered * copies + COMPUTE_BYTES * tokens * flow_width(shape, mesh.tensor, mesh.expert)
+    flow = flow_width(shape, mesh.tensor, mesh.expert, training.saved, late=late)
+    return held + gathered * copies + COMPUTE_BYTES * tokens * flow
 
 
 @cache
-def flow_width(shape: ModelShape, tensor: int, expert: int) -> float:
-    """Numbers a token needs at once while a layer goes backward: the stream four times whole (input, norm and the
-    gradients of both), and the wider one of attention and MLP with gradients. In a tensor group each of two branches
-    also gathers the stream and its gradient."""
+def flow_width(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, ...], *, late: bool) -> float:
+    """Numbers a token needs at once while a layer goes backward, as libtpu 0.0.51 schedules it.
+
+    The stream four times whole (input, norm and the gradients of both); in a tensor group each of two branches also gathers the
+    stream and its gradient. Beside it the fuller one of two moments: the MLP goes backward, while queries, keys, values and
+    attention's result, which it stands on, wait to be used again; or attention does, whose rotation takes queries apart into
+    float32 halves of a head, each of whole rows of lanes. `late`: weight gradients are made at the end of the layer, so that what
+    they are made of is there in both (seen where activations come from host memory, and on tpu7x).
+    """
     width = widths(shape, tensor, expert)
-    attention = 2 * (width["qkv"] + width["context"])
+    heads, pairs = _in_lanes(shape, tensor, shape.heads), _in_lanes(shape, tensor, shape.kv_heads)
     mlp = 2 * width["mlp_in"]
-    if shape.experts:  # rows sorted by expert and back, both ways, for the worst case that all go to one device
+    if shape.experts:
+        # Three tensors of an expert's width and five of the stream's for each row; in an expert group for the worst case that
+        # all rows go to one device, with the group's tokens and the gradient of these.
         rows = expert * shape.experts.per_token
-        mlp = expert * 3 * width["mlp_in"] + 8 * rows * shape.d_model
+        mlp = (
+            expert * 1.5 * width["mlp_in"]
+            + 5 * rows * shape.d_model
+            + (2 * expert * shape.d_model if expert > 1 else 0)
+        )
     gathered = 4 if tensor > 1 and shape.block != "parallel" else 0
-    return (4 + gathered) * shape.d_model + max(attention, mlp)
+    waiting = (0.0 if "qkv" in saved else heads + 2 * pairs) + (0.0 if "context" in saved else heads)
+    if shape.block == "parallel":
+        waiting = 0.0  # there the MLP goes backward before attention is computed again
+    turned = 7 * heads if shape.rope is not None else 2 * heads
+    return (4 + gathered) * shape.d_model + (mlp + waiting + turned if late else max(mlp + waiting, turned))
+
+
+def _in_lanes(shape: ModelShape, tensor: int, heads: int) -> float:
+    """Numbers of these heads of a token on a device, in tiles whose rows have 128 lanes."""
+    each = heads // tensor if heads % tensor == 0 else heads
+    return float(each * -(-shape.d_head // LANES) * LANES)
 
 
 def misaligned(shape: ModelShape, mesh: MeshShape) -> bool:

@@ -13,7 +13,7 @@ from podway.catalog.names import find_generation
 from podway.catalog.prices import price_of
 from podway.catalog.slices import Slice, all_slices, find_slice, slices_of
 from podway.errors import UserError
-from podway.model.families import find_model
+from podway.model.families import find_planned_model
 from podway.plan.engine_costs import Precision
 from podway.plan.finetune import DEFAULT_SEQUENCES, finetune_template
 from podway.plan.search import PlanOptions, plan_train
@@ -57,7 +57,7 @@ def one_slice(tpu: str) -> Slice:
 
 def pick_slice(needs: Needs) -> Slice:
     """The slice to launch on; a UserError where nothing fits."""
-    shape, candidates = find_model(needs.model), slices_named(needs.tpu)
+    shape, candidates = find_planned_model(needs.model), slices_named(needs.tpu)
     if needs.kind == "serve":
         load = needs.load or Load(prompt=1000, output=250, rate=1.0)
         plans, rejected = search_serve(shape, load, candidates, needs.precision, spot=needs.spot)
@@ -99,5 +99,5 @@ def nothing_serves(model: str, rejected: Sequence[tuple[str, str]]) -> UserError
     where = f"{name}: {reason}" if name else reason
     return UserError(
         f"none of {len(rejected)} slices can serve {model}: {where}",
-        "use a larger slice, --weights int8, --kv int8, shorter requests or a longer --ttft",
+        "use a larger slice, --weights int8, --kv fp8, shorter requests or a longer --ttft",
     )

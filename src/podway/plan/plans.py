@@ -12,15 +12,22 @@ from podway.catalog.prices import price_of
 from podway.catalog.slices import Slice
 from podway.model.flops import Convention, flops_per_token
 from podway.model.layout import TRAIN_RULES, MeshShape, kept_whole
-from podway.model.shape import ModelShape
+from podway.model.shape import PLANNED_ONLY, ModelShape
 from podway.plan.chips import device_of
-from podway.plan.memory import Memory, train_memory
+from podway.plan.memory import GIB, SPREAD, Memory, train_memory
 from podway.plan.network import place
 from podway.plan.steptime import StepTime, step_time
 from podway.plan.training import Training
 from podway.plan.uncertainty import Uncertainty, kind_of_step, uncertainty_of
 
 HOUR = 3600.0
+
+
+class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the compiler says of a step: seconds by its program, bytes of HBM on a device."""
+
+    seconds: float
+    bytes: int
 
 
 class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +41,17 @@ class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     model_flops: float  # of a step, by the program's convention: what MFU counts
     dollars_per_hour: float | None  # of all slices; None: no price is published
     mixture: bool = False  # of experts
+    rehearsed: Rehearsed | None = None  # where it was compiled
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: by its program where it was compiled."""
+        return self.rehearsed.seconds if self.rehearsed else self.time.total
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Of a device, likewise."""
+        return float(self.rehearsed.bytes) if self.rehearsed else self.memory.total
 
     @property
     def slices(self) -> int:
@@ -48,12 +66,12 @@ class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tokens_per_second(self) -> float:
         """Of the whole job."""
-        return self.training.tokens / self.time.total
+        return self.training.tokens / self.seconds
 
     @property
     def tflops_per_chip(self) -> float:
         """Model TFLOP/s of a chip."""
-        return self.model_flops / self.time.total / self.chips / 1e12
+        return self.model_flops / self.seconds / self.chips / 1e12
 
     @property
     def mfu(self) -> float:
@@ -77,7 +95,7 @@ class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     def uncertainty(self) -> Uncertainty:
         """How far the step time may be off."""
         offloads = bool(self.training.offload)
-        return uncertainty_of(self.time.total, self.slice.generation, self.kind, slices=self.slices, offloads=offloads)
+        return uncertainty_of(self.seconds, self.slice.generation, self.kind, slices=self.slices, offloads=offloads)
 
     def hours(self, tokens: float) -> float:
         """Hours to train on this many tokens."""
@@ -103,7 +121,7 @@ def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Trainin
         mesh=mesh,
         training=training,
         memory=train_memory(
-            shape, mesh, training, device.hbm_limit, host_limit=device.host_bytes, logits_heap=device.logits_heap
+            shape, mesh, training, device.hbm_limit, host_limit=device.host_bytes, late=device.late_gradients
         ),
         time=step_time(shape, mesh, training, device, placement),
         model_flops=flops * training.tokens,
@@ -139,8 +157,15 @@ def notes_on(shape: ModelShape, plan: TrainPlan) -> list[str]:
             f"fsdp={plan.mesh.fsdp} cuts d_model {shape.d_model} into {rows} rows, not a multiple of 8: gathered weights are "
             f"copied into another tiling ({plan.time.relayout:.2f} s a step)"
         )
+    if plan.memory.verdict == "close":
+        notes.append(
+            f"{plan.memory.total / GIB:.1f} GiB are planned where {plan.memory.limit / GIB:.1f} may be used: the estimate is within "
+            f"{100 * SPREAD:.0f}% of the compiler's figure, so it may fit; podway rehearse train compiles it and says"
+        )
     if plan.training.compute != "bfloat16":
         notes.append(f"podway train computes in bfloat16: {plan.training.compute} products are planned, not trained")
+    if shape.family in PLANNED_ONLY:
+        notes.append(f"podway train has no {shape.family} decoder: this model is planned, not trained")
     if plan.dollars_per_hour is None:
         notes.append(f"no price is published for {plan.slice.generation}: costs are unknown, not zero")
     return notes

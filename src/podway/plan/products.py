@@ -130,14 +130,15 @@ def dispatch_seconds(shape: ModelShape, training: Training, device: Device, toke
 
 
 _SAVED_AS = {
-    "q": "qkv", "k": "qkv", "v": "qkv", "o": "attn_out", "gate": "mlp_in", "up": "mlp_in", "down": "mlp_out",
+    "q": "qkv", "k": "qkv", "v": "qkv", "q_down": "qkv", "q_up": "qkv", "kv_down": "qkv", "kv_up": "qkv", "o": "attn_out",
+    "gate": "mlp_in", "up": "mlp_in", "down": "mlp_out",
     "experts_gate": "mlp_in", "experts_up": "mlp_in", "experts_down": "mlp_out",
     "shared_gate": "mlp_in", "shared_up": "mlp_in", "shared_down": "mlp_out",
 }  # fmt: skip
 
 
 def layer_products(shape: ModelShape, mesh: MeshShape) -> tuple[Product, ...]:
-    """The products of one layer on one device."""
+    """The products of one layer on one device, of a shape whose layers are all alike (`layer_kinds`)."""
     return _layer_products(shape, mesh.tensor, mesh.expert)
 
 

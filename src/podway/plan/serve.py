@@ -22,10 +22,10 @@ from podway.catalog.slices import Slice
 from podway.errors import UserError
 from podway.model.layout import SERVE_RULES, MeshShape, kv_repeats, shard_shape
 from podway.model.params import count, params
-from podway.model.shape import ModelShape
+from podway.model.shape import PLANNED_ONLY, ModelShape
 from podway.plan.batching import Simulated, simulate
 from podway.plan.chips import device_of
-from podway.plan.engine_costs import Engine, Precision, engine_of, kv_bytes_per_token
+from podway.plan.engine_costs import Engine, Precision, cached_share, engine_of, kv_bytes_per_token
 from podway.plan.memory import GIB
 from podway.plan.plans import HOUR
 from podway.plan.training import BYTES, COMPUTE_BYTES
@@ -101,11 +101,6 @@ def scratch_per_device(shape: ModelShape, tensor: int) -> float:
     return (SLOTS + 1) * lines + 12 * SLOTS * shape.vocab / tensor + 24.0 * (SLOTS + PROMPT_TOKENS) * widest
 
 
-def cached_share(shape: ModelShape, length: float) -> float:
-    """The part of a context that layers keep: a windowed layer forgets the rest."""
-    return sum(min(length, window or length) for window in shape.layer_windows) / (length * shape.layers)
-
-
 def evaluate_serve(
     shape: ModelShape,
     slice: Slice,
@@ -118,8 +113,7 @@ def evaluate_serve(
 ) -> ServePlan | str:
     """One way to serve, or the reason why it does not work; `replicas`: at least this many."""
     device = device_of(slice.generation)
-    heads = shape.kv_heads * kv_repeats(shape.heads, shape.kv_heads, tensor) // tensor
-    if precision.kv == "fp8" and heads < 2:
+    if not _readable(shape, tensor, precision):
         return f"the kernel cannot read fp8 keys and values of a single head on a chip (tensor={tensor})"
     weights = weights_per_device(shape, tensor, precision.weights)
     room = device.hbm_limit * HBM_FOR_SERVING - weights - scratch_per_device(shape, tensor)
@@ -166,6 +160,12 @@ def evaluate_serve(
         dollars_per_million=None if total is None else total / HOUR / (load.rate * load.output) * 1e6,
         binds=engine.binds(batch, batch * mean.context, batch * mean.chunk, load.prompt),
     )
+
+
+def _readable(shape: ModelShape, tensor: int, precision: Precision) -> bool:
+    """Whether the engine's kernel reads such a cache: in fp8 it takes two heads at a time."""
+    heads = shape.kv_heads * kv_repeats(shape.heads, shape.kv_heads, tensor) // tensor
+    return precision.kv != "fp8" or heads > 1 or shape.latent is not None
 
 
 class _Mean(NamedTuple):
@@ -258,7 +258,8 @@ def _kept(shape: ModelShape, plan: ServePlan, load: Load, *, spot: bool) -> Serv
     return f"p99 {name} is {format_seconds(value)} with {plan.replicas} replicas (tensor={plan.tensor})"
 
 
-PRECISIONS = ("bfloat16", "int8")
+# What `auto` tries. The engine's TPU kernel reads keys and values in bfloat16 and fp8 (podway.serve.cache_layout).
+WEIGHT_PRECISIONS, KV_PRECISIONS = ("bfloat16", "int8"), ("bfloat16", "fp8")
 _SIMULATED = 6  # of the cheapest plans
 _MORE = 5  # times that replicas are added before a promise is given up
 
@@ -273,12 +274,12 @@ def search_serve(
     simulate_best: bool = False,
 ) -> tuple[list[ServePlan], list[tuple[str, str]]]:
     """Plans by cost of the load (unknown prices last), and the slices that do not work with the reason. `auto` as a precision
-    tries each of PRECISIONS; `simulate_best` simulates the cheapest and holds them to the promised percentiles."""
+    tries each that the engine has; `simulate_best` simulates the cheapest and holds them to the promised percentiles."""
     distinct = {s.accelerator_type: s for s in reversed(candidates)}
     choices = [
         Precision(weights, kv)
-        for weights in (PRECISIONS if precision.weights == "auto" else (precision.weights,))
-        for kv in (PRECISIONS if precision.kv == "auto" else (precision.kv,))
+        for weights in (WEIGHT_PRECISIONS if precision.weights == "auto" else (precision.weights,))
+        for kv in (KV_PRECISIONS if precision.kv == "auto" else (precision.kv,))
     ]
     plans: list[ServePlan] = []
     rejected: list[tuple[str, str]] = []
@@ -317,13 +318,23 @@ def _on_slice(
     for tensor in (size for size in (1, 2, 4, 8, 16, 32, 64) if slice.devices % size == 0):
         if shape.heads % tensor:
             continue
-        for precision in choices:
+        for precision in (one for one in choices if len(choices) == 1 or _readable(shape, tensor, one)):
             one = evaluate_serve(shape, slice, tensor, load, precision, spot=spot)
             if isinstance(one, str):
                 reason = one
             else:
                 found.append(one)
     return min(found, key=_cost) if found else reason
+
+
+def serve_notes(shape: ModelShape, precision: Precision) -> list[str]:
+    """What a person should know of plans for serving beside their figures."""
+    notes = []
+    if shape.family in PLANNED_ONLY:
+        notes.append(f"podway serve has no {shape.family} decoder: this model is planned, not served")
+    if precision.kv == "int8":
+        notes.append("podway serve refuses an int8 cache on TPUs (--kv fp8 is read): this is a plan for another engine")
+    return notes
 
 
 def _cost(plan: ServePlan) -> tuple[float, int, float]:

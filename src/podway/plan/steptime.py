@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from podway.model.layout import MeshShape
-from podway.model.shape import ModelShape
+from podway.model.shape import ModelShape, layer_kinds
 from podway.plan.chips import (
     RELAYOUT_ELEMENTS_PER_CYCLE,
     STRAGGLER_LOSS_PER_DOUBLING,
@@ -105,27 +105,39 @@ def step_time(
 ) -> StepTime:
     """The step by part."""
     tokens = training.tokens_per_device(mesh)
-    times = training.microbatches * shape.layers
-    layer = _layer(shape, mesh, training, device, tokens)
     loss, loss_hbm = _loss(shape, mesh, training, device, tokens)
-    traffic = _traffic(shape, mesh, training, device, placement, layer, tokens)
+    traffic = _ends_traffic(shape, mesh, training, device, placement, tokens)
     update, reduced = _update(shape, mesh, training, device)
+    spent = dict.fromkeys(("matrix", "attention", "hbm", "relayout", "host"), 0.0)
+    for kind in layer_kinds(shape):
+        times = training.microbatches * kind.layers
+        layer = _layer(kind, mesh, training, device, tokens)
+        traffic += _traffic(kind, mesh, training, device, placement, layer, tokens)
+        spent["matrix"] += times * (layer.forward + layer.backward - layer.attention)
+        spent["attention"] += times * layer.attention
+        spent["hbm"] += times * layer.hbm
+        spent["relayout"] += times * layer.relayout
+        spent["host"] += times * _host(kind, mesh, training, device, tokens, layer)
     data = placement.data.reduce_seconds(reduced, device)
     if data:
         traffic.append(Traffic(axis="data", direction="reduce", seconds=data, exposed=data))
+    spent["matrix"] += training.microbatches * loss
+    spent["hbm"] += training.microbatches * loss_hbm + update
     dcn = dcn_reduce_seconds(reduced, mesh.slices, device)
-    one = StepTime(
-        matrix=times * (layer.forward + layer.backward - layer.attention) + training.microbatches * loss,
-        attention=times * layer.attention,
-        hbm=times * layer.hbm + training.microbatches * loss_hbm + update,
-        relayout=times * layer.relayout,
-        traffic=tuple(traffic),
-        dcn=dcn,
-        straggler=0.0,
-        host=times * _host(shape, mesh, training, device, tokens, layer),
-    )
+    one = StepTime(traffic=_summed(traffic), dcn=dcn, straggler=0.0, **spent)
     waits = one.total * STRAGGLER_LOSS_PER_DOUBLING * log2(mesh.slices)
     return msgspec.structs.replace(one, straggler=waits)
+
+
+def _summed(traffic: list[Traffic]) -> tuple[Traffic, ...]:
+    """One for each axis and direction."""
+    found: dict[tuple[str, str], Traffic] = {}
+    for one in traffic:
+        key = (one.axis, one.direction)
+        before = found.get(key)
+        seconds, exposed = (before.seconds, before.exposed) if before else (0.0, 0.0)
+        found[key] = msgspec.structs.replace(one, seconds=seconds + one.seconds, exposed=exposed + one.exposed)
+    return tuple(found.values())
 
 
 def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float) -> _Layer:
@@ -213,11 +225,17 @@ def _elementwise_bytes(shape: ModelShape, tensor: int, expert: int, training: Tr
     forward = (2 * norms + 2) * width["residual"] + 2 * width["qkv"]
     if shape.rope is not None:
         forward += 4 * width["qkv"]
-    if shape.experts is not None:  # rows are sorted by expert and back
-        forward += 4 * shape.experts.per_token * shape.d_model
-    backward = 2 * forward + (2.5 * width["mlp_in"] if shape.gated else 0)
+    inner, routed = width["mlp_in"], 0.0
+    if shape.experts is not None:
+        # Rows are sorted by expert and back, weighed and summed, in an expert group all rows of it: the compiled step of Mixtral
+        # (v5p-128, expert=8) passes 37 times over their width, 9 times forward, and activations are passes of their own.
+        rows = expert * shape.experts.per_token
+        forward += 9 * rows * shape.d_model
+        own = (1 + shape.gated) * shape.experts.per_token * shape.experts.d_ff / tensor
+        inner, routed = inner - own, 4.5 * own * expert
+    backward = 2 * forward + (2.5 * inner if shape.gated else 0)
     again = 0.0 if "rest" in training.saved else 1.0
-    return COMPUTE_BYTES * (forward * (1 + again) + backward)
+    return COMPUTE_BYTES * (forward * (1 + again) + backward + routed)
 
 
 def _loss(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float) -> tuple[float, float]:
@@ -248,23 +266,17 @@ def _traffic(
     layer: _Layer,
     tokens: float,
 ) -> list[Traffic]:
-    """Everything that moves over ICI but the final all-reduce of replicas."""
+    """What layers of one kind move over ICI."""
     times = training.microbatches * shape.layers
-    found = _fsdp(shape, mesh, training, device, placement, layer, times)
+    found = _fsdp(mesh, training, device, placement, layer, times)
     stream = COMPUTE_BYTES * tokens * shape.d_model
     if mesh.tensor > 1:
-        gathers, scatters = _tensor_exchanges(shape, training)
-        once = placement.tensor.gather_seconds(stream, device)
-        if training.program.gradients == "rings" and device.generation == "v5e":
-            # There the compiler makes rings of permutes of them, one beside each product: one link, one direction.
-            once = max(once, stream * (mesh.tensor - 1) / mesh.tensor / device.link_bandwidth)
-        extra = training.microbatches * once  # the output matrix gathers the stream, and scatters its gradient
-        for direction, count in (("gather", gathers), ("reduce", scatters)):
-            seconds = times * count * once + extra
-            found.append(Traffic(axis="tensor", direction=direction, seconds=seconds, exposed=seconds))
+        both = _tensor_traffic(shape, mesh, training, device, placement, stream)
+        for direction, each in zip(("gather", "reduce"), both, strict=True):
+            found.append(Traffic(axis="tensor", direction=direction, seconds=times * each, exposed=times * each))
     if mesh.context > 1:
         # Keys and values of the whole sequence come to every device; their gradients go back.
-        pairs = COMPUTE_BYTES * tokens * mesh.context * 2 * shape.d_head * _kv_heads(shape, mesh.tensor)
+        pairs = COMPUTE_BYTES * tokens * mesh.context * (shape.d_head + shape.d_value) * _kv_heads(shape, mesh.tensor)
         again = 0 if "context" in training.saved else 1
         once = placement.context.gather_seconds(pairs, device)
         for direction, count in (("gather", 1 + again + 1), ("reduce", 1)):
@@ -285,14 +297,70 @@ def _kv_heads(shape: ModelShape, tensor: int) -> int:
     return shape.kv_heads // tensor if shape.kv_heads % tensor == 0 else shape.kv_heads
 
 
+# Generations whose compiler flags make rings of permutes of a tensor group's exchanges (train/flags.py) where the group lies along
+# one axis of the torus, on v5e everywhere: each takes one link in one direction. Rings of one layer: forward, computed again,
+# backward; what attention exchanges in a sequential block stays whole. Counted in programs of libtpu 0.0.51 with tensor=4: Llama 3.2
+# 1B on v5e-16 (sequential: 8, 3 and 11 permutes, 3 a ring), the 32B job on v5p-128 and the 16B job on v5e-256 (parallel).
+_RINGS_ON = ("v5e", "v5p", "v6e")
+_RINGS = {"sequential": (8 / 3, 1.0, 11 / 3), "parallel": (11 / 3, 0.0, 20 / 3)}
+
+
+def _tensor_traffic(
+    shape: ModelShape, mesh: MeshShape, training: Training, device: Device, placement: MeshPlacement, stream: float
+) -> tuple[float, float]:
+    """Seconds that a layer gathers the stream over its tensor group, and that it sums."""
+    gathers, scatters = _tensor_exchanges(shape, training)
+    once = placement.tensor.gather_seconds(stream, device)
+    if training.program.gradients != "rings":
+        return gathers * once, scatters * once
+    ringed = device.generation == "v5e" or (device.generation in _RINGS_ON and len(placement.tensor.rings) == 1)
+    if not ringed or mesh.tensor < 4:
+        return (
+            gathers * once,
+            scatters * 2 * once,
+        )  # the compiler makes all-reduces of the sums, and cuts what they give
+    ahead, again, back = _RINGS["parallel" if shape.block == "parallel" else "sequential"]
+    rings = ahead + back + (0.0 if "mlp_in" in training.saved else again)
+    ring = stream * (mesh.tensor - 1) / mesh.tensor / device.link_bandwidth
+    if shape.block == "parallel":
+        return rings * ring, 0.0
+    computed = 2 + (0 if "qkv" in training.saved else 1)
+    return rings * ring + computed * once, (2 + (0 if "attn_out" in training.saved else 1)) * 2 * once
+
+
+def _ends_traffic(
+    shape: ModelShape, mesh: MeshShape, training: Training, device: Device, placement: MeshPlacement, tokens: float
+) -> list[Traffic]:
+    """What the output matrix moves: it is gathered over fsdp and its gradient is summed; in a tensor group it gathers the stream,
+    and scatters the gradient of it."""
+    found = []
+    if mesh.fsdp > 1:
+        head = float(head_product(shape, mesh.tensor).weights) * training.microbatches
+        ends = placement.fsdp.gather_seconds(COMPUTE_BYTES * head, device)
+        beside = (device.generation, "gather") in training.program.beside
+        found.append(Traffic(axis="fsdp", direction="gather", seconds=ends, exposed=0.0 if beside else ends))
+        if training.adapters is None:
+            seconds = _sum_seconds(training, device, placement, training.program.gradient_bytes * head)
+            beside = (device.generation, "reduce") in training.program.beside
+            found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=0.0 if beside else seconds))
+    if mesh.tensor > 1:
+        stream = COMPUTE_BYTES * tokens * shape.d_model
+        seconds = training.microbatches * placement.tensor.gather_seconds(stream, device)
+        found += [
+            Traffic(axis="tensor", direction=way, seconds=seconds, exposed=seconds) for way in ("gather", "reduce")
+        ]
+    return found
+
+
+def _sum_seconds(training: Training, device: Device, placement: MeshPlacement, moved: float) -> float:
+    """Seconds to sum gradients of split weights."""
+    at_once = training.program.gradients == "all-reduce"
+    sums = placement.fsdp.reduce_seconds if at_once else placement.fsdp.ring_scatter_seconds
+    return sums(moved, device)
+
+
 def _fsdp(
-    shape: ModelShape,
-    mesh: MeshShape,
-    training: Training,
-    device: Device,
-    placement: MeshPlacement,
-    layer: _Layer,
-    times: int,
+    mesh: MeshShape, training: Training, device: Device, placement: MeshPlacement, layer: _Layer, times: int
 ) -> list[Traffic]:
     """Weights gathered for the forward and for the backward pass, gradients reduced."""
     if mesh.fsdp == 1:
@@ -304,15 +372,10 @@ def _fsdp(
     waits = 2 * gather
     if (device.generation, "gather") in training.program.beside:
         waits = max(first, gather - layer.forward) + max(first, gather - layer.backward)
-    head = float(head_product(shape, mesh.tensor).weights) * training.microbatches
-    ends = placement.fsdp.gather_seconds(COMPUTE_BYTES * head, device)
-    exposed = times * waits + (0.0 if waits < 2 * gather else ends)
-    found = [Traffic(axis="fsdp", direction="gather", seconds=times * 2 * gather + ends, exposed=exposed)]
+    found = [Traffic(axis="fsdp", direction="gather", seconds=times * 2 * gather, exposed=times * waits)]
     if training.adapters is None:
-        moved = training.program.gradient_bytes * (times * layer.weights + head)
-        at_once = training.program.gradients == "all-reduce"
-        sums = placement.fsdp.reduce_seconds if at_once else placement.fsdp.ring_scatter_seconds
-        seconds = exposed = sums(moved, device)
+        seconds = _sum_seconds(training, device, placement, training.program.gradient_bytes * times * layer.weights)
+        exposed = seconds
         if (device.generation, "reduce") in training.program.beside:
             exposed = max(0.0, seconds - times * layer.backward)
         found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=exposed))

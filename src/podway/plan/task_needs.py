@@ -261,6 +261,6 @@ def misfit_reason(task: Task, slice: Slice) -> str | None:
         memory = evaluate(shape, slice, mesh, training).memory
     except UserError:
         return None  # the trainer itself says what is wrong with it, better than a guess made here
-    if memory.fits:
+    if memory.verdict != "does not fit":
         return None
     return f"{settings['model.name']} on {slice.accelerator_type} ({mesh}): {memory.excess}"

@@ -27,9 +27,9 @@ class GenerationEvidence(msgspec.Struct, frozen=True, kw_only=True):
 GENERATION_EVIDENCE = {
     "v4": GenerationEvidence(calibrated_on="MaxText 22B", rows=2, median_error=0.172),
     "v5e": GenerationEvidence(calibrated_on="MaxText 32B", rows=24, median_error=0.020),
-    "v5p": GenerationEvidence(calibrated_on="MaxText 32B and 128B", rows=5, median_error=0.029),
+    "v5p": GenerationEvidence(calibrated_on="MaxText 32B and 128B", rows=5, median_error=0.020),
     "v6e": GenerationEvidence(calibrated_on="Llama 3.1 8B and 70B, GPT-3 175B", rows=7, median_error=0.033),
-    "tpu7x": GenerationEvidence(calibrated_on="Llama 3.1 70B", rows=3, median_error=0.086),
+    "tpu7x": GenerationEvidence(calibrated_on="Llama 3.1 70B", rows=3, median_error=0.046),
 }
 
 _own_runs: dict[str, int] = {}  # a person's own measured runs by generation (`own_rates.py`)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from podway.model.families import find_model
+from podway.model.families import find_planned_model
 from podway.model.layout import parse_mesh
 from podway.plan.picking import slices_named
 from podway.plan.plans import TrainPlan
@@ -31,7 +31,7 @@ def plan_training(model: str, tpu: str, mesh: str | None, options: PlanOptions) 
     if mesh is not None:
         devices = candidates[0].devices * (options.slices or 1) if len(candidates) == 1 else None
         options = msgspec.structs.replace(options, mesh=parse_mesh(mesh, chips=devices))
-    return list(plan_train(find_model(model), options, candidates).plans)
+    return list(plan_train(find_planned_model(model), options, candidates).plans)
 
 
 def rehearse_plan(model: str, plan: TrainPlan, *, full: bool) -> RehearsalResult:
