@@ -29,7 +29,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Rehearsal]:
     again = Op(name="layers", kind="loop", turns=2000, blocks=(recorded.ops,))
     program = msgspec.structs.replace(recorded, ops=(again,))
 
-    def rehearse(wanted: Any, *, jobs: int, fresh: bool, progress: Any) -> list[CompileReport]:
+    def rehearse(
+        wanted: Any, *, jobs: int, fresh: bool, progress: Any, limit_s: float | None = None
+    ) -> list[CompileReport]:
         found = []
         for number, one in enumerate(wanted):
             progress(number, "compiling")
@@ -160,3 +162,44 @@ def test_a_record_can_be_kept() -> None:
     one = Rehearsal(model="m", slice="v6e-8", options={"kv": "int8"}, part="fill slots", what="serve")
     assert msgspec.json.decode(msgspec.json.encode(one), type=Rehearsal) == one
     assert one.title == "m fill slots on v6e-8"
+
+
+PLAN = ("plan", "train", "llama3.2-1b", "--tpu", "v5e-4", "--seq", "2048", "--batch", "64", "--top", "30")
+
+
+def test_plans_are_ranked_again_by_the_compiler(asked: list[Rehearsal], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every recorded answer needs 8 of 4 GiB at 64 sequences: what is compiled is rejected, and the next comes first."""
+    monkeypatch.setattr("podway.rehearse.running.check_installed", lambda: None)
+    planned = CliRunner().invoke(podway, [*PLAN, "-o", "json", "--no-rehearse"], catch_exceptions=False)
+    before = json.loads(planned.stdout)["plans"]
+    assert not asked and all(plan["rehearsed"] is None for plan in before)
+    result = CliRunner().invoke(podway, [*PLAN, "-o", "json", "--rehearse", "2"], catch_exceptions=False)
+    after = json.loads(result.stdout)
+    assert len(asked) == 4, "the two best, and twice what came first then"
+    assert [plan["mesh"] for plan in after["plans"]] == [plan["mesh"] for plan in before[4:]]
+    assert [one["reason"].partition(":")[0] for one in after["rejected"]][-4:] == ["compiled"] * 4
+    assert "ranked again by rehearsal: 4 compiled" in after["notes"][-1]
+
+
+def test_what_fits_gets_the_figures_of_its_program(asked: list[Rehearsal], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podway.rehearse.running.check_installed", lambda: None)
+    words = ["plan", "train", "llama3.2-1b", "--tpu", "v5e-4", "--seq", "2048", "--batch", "16", "--mesh", "fsdp=4"]
+    words += ["--microbatches", "1", "--remat", "full"]
+    page = CliRunner().invoke(podway, [*words, "--rehearse", "1"], catch_exceptions=False).stdout
+    assert "s*" in page and "compiled: " in page and "2.00 GiB a device" in page
+    both = CliRunner().invoke(podway, [*words, "-o", "json", "--rehearse", "1"], catch_exceptions=False).stdout
+    (best,) = json.loads(both)["plans"]
+    assert best["seconds"] == best["rehearsed"]["seconds"] and best["rehearsed"]["bytes"] == 2 * GIB
+
+
+def test_nobody_who_does_not_watch_waits_for_the_compiler(asked: list[Rehearsal]) -> None:
+    page = CliRunner().invoke(podway, list(PLAN), catch_exceptions=False).stdout
+    assert "SLICE" in page and not asked
+    with pytest.raises(UserError, match="both given"):
+        CliRunner().invoke(podway, [*PLAN, "--rehearse", "1", "--no-rehearse"], catch_exceptions=False)
+    for words, what in (
+        (["t5-11b", "--tpu", "v4-512", "--seq", "512", "--batch", "896"], "no program of it to compile"),
+        (["deepseek-v3", "--tpu", "v5p-1024"], "does not run it"),
+    ):
+        with pytest.raises(UserError, match=what):
+            CliRunner().invoke(podway, ["plan", "train", *words, "--rehearse", "1"], catch_exceptions=False)

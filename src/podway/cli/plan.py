@@ -4,6 +4,7 @@ Five verbs: `train`, `finetune`, `serve`, `compare` and `explain`. Each reads wh
 table and the best plan by part, or one JSON document.
 """
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from podway.cli.plan_options import (
 )
 from podway.cli.plan_report import compare_page, model_line, serve_page, train_page
 from podway.errors import UserError
-from podway.model.families import find_model
+from podway.model.families import find_model, find_planned_model
+from podway.model.shape import ModelShape
 from podway.plan.engine_costs import Precision
 from podway.plan.explain import TOPICS, explain
 from podway.plan.finetune import DEFAULT_SEQUENCES, finetune_template
@@ -32,7 +34,7 @@ from podway.plan.picking import nothing_serves, one_slice, slices_named
 from podway.plan.plans import TrainPlan, notes_on
 from podway.plan.plot import check_path, draw
 from podway.plan.search import PlanOptions, Search, plan_train
-from podway.plan.serve import Load, search_serve
+from podway.plan.serve import Load, search_serve, serve_notes
 from podway.plan.t5 import T5_MODELS, search_t5
 from podway.quantities import format_number, parse_duration
 
@@ -60,11 +62,24 @@ def command() -> None:
 @_plot
 @program_option
 @click.option(
-    "--rehearse", "checked", type=click.IntRange(min=1), metavar="N", help="Compile the N best, and show both figures."
+    "--rehearse",
+    "checked",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Compile the N best and rank by that. Default: 3 on a terminal where the compiler is installed, for up to 60 s.",
 )
+@click.option("--no-rehearse", "unchecked", is_flag=True, help="Plan alone, in milliseconds.")
 @showing_options
 def train(
-    model: str, output: str, top: int, why: bool, tpu: str, plot: Path | None, checked: int | None, **asked: Any
+    model: str,
+    output: str,
+    top: int,
+    why: bool,
+    tpu: str,
+    plot: Path | None,
+    checked: int | None,
+    unchecked: bool,
+    **asked: Any,
 ) -> None:
     """Plan a training run: slice, mesh, microbatches and remat, with memory, speed and cost."""
     if plot is not None:
@@ -75,47 +90,49 @@ def train(
         shape = T5_MODELS[model.lower()]
         search = search_t5(shape, options, candidates)
         title, notes = f"{shape.name} (t5x): {shape.params / 1e9:.2f} B parameters", list[str]()
+        if checked is not None:
+            raise UserError(f"{model} is t5x's, and Podway has no program of it to compile", "leave --rehearse out")
         if not search.plans:
             raise UserError(
                 f"{shape.name} does not fit: {search.rejected[-1].slice}: {search.rejected[-1].reason}",
                 "use a larger tile, more --microbatches or a smaller --batch",
             )
     else:
-        known = find_model(model)
-        search = plan_train(known, options, candidates)
-        title, notes = model_line(model, known), notes_on(known, search.plans[0])
-    if checked is not None:
-        _rehearse(model, search, options, checked, output)
-        return
+        known = find_planned_model(model)
+        search, rehearsal = _checked(
+            model, known, plan_train(known, options, candidates), options, checked, unchecked, output
+        )
+        title, notes = model_line(model, known), [*notes_on(known, search.plans[0]), *rehearsal]
     _show(title, search, options, notes, output=output, top=top, why=why, plot=plot)
 
 
-def _rehearse(model: str, search: Search, options: PlanOptions, number: int, output: str) -> None:
-    """The best plans beside what the compiler says of them."""
+def _checked(
+    model: str,
+    shape: ModelShape,
+    search: Search,
+    options: PlanOptions,
+    number: int | None,
+    unchecked: bool,
+    output: str,
+) -> tuple[Search, list[str]]:
+    """The search as the compiler ranks it, with a line about that; as it is where nothing is compiled."""
+    if unchecked and number is not None:
+        raise UserError("--rehearse and --no-rehearse are both given", "give one of them")
+    if unchecked or (number is None and (output != "table" or not sys.stdout.isatty())):
+        return search, []
     # Reading compiled programs costs an import that a plan alone should not pay for.
-    from podway.cli.rehearse import ask, outcome_of
-    from podway.cli.rehearse_report import record, short_table
-    from podway.cli.screen import Screen
-    from podway.rehearse.rehearsal import rehearse_training
+    from podway.cli.plan_rehearsed import BEST, LIMIT_S, by_default, check
     from podway.rehearse.running import check_installed
 
-    check_installed()
-    if model.lower() in T5_MODELS:
-        raise UserError(f"{model} is t5x's, and Podway has no program of it to compile", "leave --rehearse out")
-    shape, plans = find_model(model), search.plans[:number]
-    wanted = [rehearse_training(model, plan.slice, plan.mesh, plan.training, fast=True) for plan in plans]
-    with Screen(err=True) as screen:
-        report = ask(wanted, screen, jobs=None, fresh=False)
-    outcomes = [
-        outcome_of(one, of, shape, plan.slice, plan.mesh, plan.training)
-        for one, of, plan in zip(wanted, report, plans, strict=True)
-    ]
-    if output == "json":
-        _print_json(
-            {"plans": [plan_record(plan, options) for plan in plans], "rehearsed": [record(o) for o in outcomes]}
-        )
+    if number is None:
+        if not by_default(shape, search, output):
+            return search, []
+        found = check(model, shape, search, options, BEST, LIMIT_S)
     else:
-        click.echo(short_table(outcomes))
+        check_installed()
+        find_model(model)
+        found = check(model, shape, search, options, number)
+    return found.search, [found.line]
 
 
 @command.command()
@@ -141,7 +158,7 @@ def finetune(
     """Plan a fine-tuning run: all weights, LoRA, or LoRA on int8 weights."""
     if plot is not None:
         check_path(plot)
-    candidates, shape = slices_named(tpu), find_model(model)
+    candidates, shape = slices_named(tpu), find_planned_model(model)
     template = finetune_template(rank=lora, int8_base=int8_base, **precision_of(asked))
     asked["batch"] = asked["batch"] or str(DEFAULT_SEQUENCES)
     options = plan_options_of(candidates[0].devices if len(candidates) == 1 else None, asked)
@@ -190,7 +207,7 @@ def serve(
     output: str,
 ) -> None:
     """Plan serving: what fits, time to the first token and between tokens, replicas, cost."""
-    shape, candidates = find_model(model), slices_named(tpu)
+    shape, candidates = find_planned_model(model), slices_named(tpu)
     load = Load(
         prompt=prompt,
         output=answer,
@@ -204,10 +221,13 @@ def serve(
         raise nothing_serves(model, rejected)
     if output == "json":
         reasons = [{"slice": name, "reason": reason} for name, reason in rejected]
-        _print_json({"model": model, "load": load, "plans": plans[:top], "rejected": reasons})
+        notes = serve_notes(shape, precision)
+        _print_json({"model": model, "load": load, "plans": plans[:top], "rejected": reasons, "notes": notes})
         return
     title = f"{model_line(model, shape)}; {prompt:,} tokens in, {answer:,} out, {rps:g} requests/s"
     click.echo(serve_page(title, plans, rejected, top=top, why=why))
+    for note in serve_notes(shape, precision):
+        click.echo(f"note: {note}")
 
 
 @command.command()
@@ -267,10 +287,11 @@ def plan_record(plan: TrainPlan, options: PlanOptions) -> dict[str, Any]:
     record: dict[str, Any] = msgspec.to_builtins(plan)
     record["slice"] = plan.slice.accelerator_type
     record["topology"] = plan.slice.topology_text
-    record["memory"] |= {"total": plan.memory.total, "fits": plan.memory.fits}
+    record["memory"] |= {"total": plan.memory.total, "fits": plan.memory.fits, "verdict": plan.memory.verdict}
     record["time"] |= {"total": plan.time.total, "parts": plan.time.parts, "binds": plan.time.binds}
     record |= {
         "chips": plan.chips,
+        "seconds": plan.seconds,
         "tokens_per_second": plan.tokens_per_second,
         "tflops_per_chip": plan.tflops_per_chip,
         "mfu": plan.mfu,

@@ -67,8 +67,8 @@ def _row(plan: TrainPlan, options: PlanOptions) -> list[object]:
         training.microbatches,
         training.remat if not training.offload else f"offload {'+'.join(training.offload)}",
         optimizer,
-        f"{memory.total / GIB:.1f}/{memory.limit / GIB:.1f}",
-        format_seconds(plan.time.total),
+        f"{plan.hbm_bytes / GIB:.1f}/{memory.limit / GIB:.1f}",
+        format_seconds(plan.seconds) + ("*" if plan.rehearsed else ""),
         f"±{100 * relative_width(plan.slice.generation, plan.kind):.0f}%",
         format_number(plan.tokens_per_second),
         f"{100 * plan.mfu:.1f}%",
@@ -93,6 +93,7 @@ def plan_page(plan: TrainPlan, options: PlanOptions, notes: Sequence[str]) -> st
     lines = [
         f"{name} ({plan.slice.topology_text} a slice, {plan.chips:,} chips): {plan.mesh}, batch {batch}",
         f"  bound by {plan.time.binds}",
+        *_rehearsed_lines(plan),
         *uncertainty_lines(plan.uncertainty),
         "",
         memory_table(plan.memory),
@@ -108,6 +109,15 @@ def plan_page(plan: TrainPlan, options: PlanOptions, notes: Sequence[str]) -> st
         if not deadline_met(plan, options):
             lines.append("  ! misses the deadline or the budget; no plan found does better")
     return "\n".join(lines + [f"  note: {note}" for note in notes])
+
+
+def _rehearsed_lines(plan: TrainPlan) -> list[str]:
+    if plan.rehearsed is None:
+        return []
+    return [
+        f"  compiled: {format_seconds(plan.rehearsed.seconds)} a step, {plan.rehearsed.bytes / GIB:.2f} GiB a device; by part below, "
+        f"as planned ({format_seconds(plan.time.total)}, {plan.memory.total / GIB:.2f} GiB)"
+    ]
 
 
 def uncertainty_lines(found: Uncertainty) -> list[str]:

@@ -220,7 +220,9 @@ def outcome_of(
     return Outcome(rehearsal=wanted, report=report, estimate=found, plan=plan, fixes=tuple(fixes))
 
 
-def ask(wanted: Sequence[Rehearsal], screen: Screen, *, jobs: int | None, fresh: bool) -> list[CompileReport]:
+def ask(
+    wanted: Sequence[Rehearsal], screen: Screen, *, jobs: int | None, fresh: bool, limit_s: float | None = None
+) -> list[CompileReport]:
     """What the compiler says, with what it is at shown meanwhile."""
     stages = ["waiting"] * len(wanted)
     began = time.monotonic()
@@ -235,7 +237,8 @@ def ask(wanted: Sequence[Rehearsal], screen: Screen, *, jobs: int | None, fresh:
             screen.line(text)
 
     try:
-        return rehearse(wanted, jobs=jobs or min(at_once(), len(wanted)), fresh=fresh, progress=progress)
+        several = jobs or min(at_once(), len(wanted))
+        return rehearse(wanted, jobs=several, fresh=fresh, progress=progress, limit_s=limit_s)
     finally:
         screen.wait("")
 
