@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import termios
 import threading
+import time
 import tty
 from collections.abc import Iterator
 
@@ -28,6 +28,7 @@ from podway.providers.gke.state import is_ready, worker_of
 from podway.providers.gke.streams import CHUNK, ERROR, STDERR, STDIN, STDOUT, PodSession, open_session
 
 RESIZE = 4
+MOST_UNSENT = 1 << 20
 STOPPED = 255  # as ssh exits when the connection is lost
 
 
@@ -108,24 +109,20 @@ def _write(descriptor: int, data: bytes) -> None:
 
 def _send_input(session: PodSession, loop: asyncio.AbstractEventLoop) -> None:
     """In a thread: stdin may be a file, which no event loop waits for."""
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError, RuntimeError):  # the loop is closed: the command has ended
         while data := os.read(0, CHUNK):
-            asyncio.run_coroutine_threadsafe(session.send(STDIN, data), loop).result()
-        asyncio.run_coroutine_threadsafe(session.end_input(), loop).result()
+            loop.call_soon_threadsafe(session.write, STDIN, data)
+            while session.unsent() > MOST_UNSENT:
+                time.sleep(0.01)
+        loop.call_soon_threadsafe(session.end_input)
 
 
 def _send_sizes(session: PodSession) -> None:
-    loop = asyncio.get_running_loop()
-    sending: set[asyncio.Task[None]] = set()
-
     def send() -> None:
-        size = shutil.get_terminal_size()
-        data = json.dumps({"Width": size.columns, "Height": size.lines}).encode()
-        task = loop.create_task(session.send(RESIZE, data))
-        sending.add(task)
-        task.add_done_callback(sending.discard)
+        size = os.get_terminal_size(0)
+        session.write(RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
 
-    loop.add_signal_handler(signal.SIGWINCH, send)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, send)
     send()
 
 

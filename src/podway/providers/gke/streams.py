@@ -67,15 +67,18 @@ class PodSession:
             elif message:
                 return message[0], message[1:]
 
-    async def send(self, channel: int, data: bytes) -> None:
-        """Bytes for one of its streams."""
+    def write(self, channel: int, data: bytes) -> None:
+        """Bytes for one of its streams, sent as soon as they can be."""
         self._writer.write(frame(_BINARY, bytes([channel]) + data, masked=True))
-        await self._writer.drain()
 
-    async def end_input(self) -> None:
+    def unsent(self) -> int:
+        """How many bytes wait to be sent."""
+        return self._writer.transport.get_write_buffer_size()
+
+    def end_input(self) -> None:
         """Nothing more comes on stdin, where that can be said."""
         if self._closes:
-            await self.send(CLOSE_STREAM, bytes([STDIN]))
+            self.write(CLOSE_STREAM, bytes([STDIN]))
 
     def close(self) -> None:
         self._writer.close()
