@@ -85,7 +85,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         script = _setup_script(self.task, self.order) if phase == "setup" else self.task.run
         if not script.strip():
             return script
-        return self._link_prelude() + (_python_prelude(self.task.python) if self.task.python else "") + script
+        first = "" if self.task.first_hosts is None else _FIRST_HOSTS.replace("@COUNT@", str(self.task.first_hosts))
+        return first + self._link_prelude() + (_python_prelude(self.task.python) if self.task.python else "") + script
 
     @property
     def container(self) -> ContainerSpec | None:
@@ -271,6 +272,12 @@ def _python_prelude(version: str) -> str:
     host's interpreter of that version, or by uv, which brings it."""
     return _PYTHON.replace("@VERSION@", version)
 
+
+# The others have nothing to do; the first see themselves alone.
+_FIRST_HOSTS = """if [ "$PODWAY_RANK" -ge @COUNT@ ]; then exit 0; fi
+SKYPILOT_NODE_IPS=$(printf '%s\\n' "$PODWAY_HOST_IPS" | head -n @COUNT@)
+export SKYPILOT_NODE_IPS SKYPILOT_SETUP_NODE_IPS="$SKYPILOT_NODE_IPS" SKYPILOT_NUM_NODES=@COUNT@
+"""
 
 # The link is made once and found by every later script; what is there already is never replaced.
 _LINK = """podway_link() {

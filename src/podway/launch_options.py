@@ -23,10 +23,18 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     one_shot: bool = False  # no cluster: something that runs the task and ends by itself, see `SupportsOneShot`
 
 
-class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task to run on a cluster, creating it if needed."""
+class FollowingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task of a pipeline that begins when the one before it has succeeded."""
 
     task: Task
+    files: tuple[FileTree, ...] = ()
+
+
+class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task to run on a cluster, creating it if needed, and those that follow it there one after the other."""
+
+    task: Task
+    then: tuple[FollowingTask, ...] = ()
     options: LaunchOptions = LaunchOptions()
     files: tuple[FileTree, ...] = ()
     agreed: str | None = (

@@ -44,6 +44,7 @@ class Stub:
         self.entries: list[api.AuditView] = []
         self.shell = api.ShellReply(home="/nowhere", env={"PODWAY_RANK": "0"})
         self.launch_job: int | None = 1
+        self.launch_then: list[int] = []
         self.order = records.order()
         self.moves_to: list[str] = []
         self.refuse: dict[str, UserError] = {}  # path suffix -> what to answer
@@ -145,7 +146,8 @@ class Stub:
         if created:
             self.add(records.cluster(name, state="INIT"))
             self.coming[name] = ["INIT", "UP"]
-        return api.LaunchReply(cluster=name, cluster_id=f"id-{name}", job=self.launch_job, created=created)
+        reply = api.LaunchReply(cluster=name, cluster_id=f"id-{name}", job=self.launch_job, created=created)
+        return msgspec.structs.replace(reply, then=self.launch_then)
 
     def execute(self, name: str, body: Any, data: bytes) -> api.LaunchReply:
         self.find(name)

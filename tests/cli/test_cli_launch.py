@@ -105,6 +105,7 @@ def test_json_is_one_document_and_the_rest_is_on_stderr(run: Run, stub: Stub) ->
         "cluster_id": "id-demo",
         "job": 1,
         "created": True,
+        "then": [],
         "notes": [],
         "state": "FAILED",
         "reason": "run on worker2 (rank 2, 127.20.0.3) exited with code 7",
@@ -397,3 +398,16 @@ def test_failover_and_recovery_are_told_as_they_happen(run: Run, stub: Stub) -> 
     assert f"├── {failed}" in out
     assert "⚙︎ Job 1 is recovering: its hosts were preempted" in out
     assert out.count("Cluster up: demo.") == 2 and out.count("Job submitted, ID: 1") == 1
+
+
+def test_the_tasks_of_a_pipeline_are_shown_one_after_the_other(run: Run, stub: Stub, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("name: p\n---\nname: prep\nrun: a\n---\nrun: b\n")
+    stub.add(records.cluster())
+    stub.launch_job, stub.launch_then = 3, [4]
+    stub.frames = GOOD[5:]
+    result = run("launch", "-c", "demo", str(path))
+    assert result.code == 0
+    assert [line for line in result.out.splitlines() if "Task" in line] == ["⚙︎ Task 1 of 2: prep", "⚙︎ Task 2 of 2: p-2"]
+    assert run("launch", "-d", "-c", "demo", str(path)).out.splitlines()[1] == "⚙︎ Jobs submitted, IDs: 3, 4"
+    assert "podway launch FILE" in run("exec", "demo", str(path)).err

@@ -233,3 +233,22 @@ class TestJudge:
         verdict = judge([rank(i, code=c) for i, c in enumerate(codes)])
         assert (verdict.outcome == "ok") == all(c == 0 for c in codes)
         assert (verdict.outcome == "failed") == any(c for c in codes)
+
+
+def test_a_job_that_follows_another_waits_for_its_end() -> None:
+    here, seen = cluster(**UP), Observation(condition="ready", hosts=hosts())
+    first, second = job(1, state=JobState.RUNNING), job(2, after=1, task=Task(run="x", priority=9))
+    assert decide(here, [first, second], seen, 1001.0).jobs == (1,)
+    beside = job(3, after=2, exclusive=False)
+    assert decide(here, [first, second, beside], seen, 1001.0).jobs == (1,)
+    assert decide(here, [second, beside], seen, 1001.0).jobs == (2,)
+    cancelled = job(2, after=1, cancel=True)
+    assert decide(here, [first, cancelled, beside], seen, 1001.0).jobs == (1, 2)
+
+
+def test_a_job_that_follows_another_is_not_late_for_hosts() -> None:
+    impatient = Task(run="x", recovery=Recovery(duration_s=60))
+    here, seen = cluster(state=ClusterState.INIT), Observation(condition="creating")
+    jobs = [job(1), job(2, after=1, task=impatient)]
+    assert decide(here, jobs, seen, 2000.0).verb == "submit"
+    assert decide(here, jobs[1:], seen, 2000.0).verb == "fail-jobs"

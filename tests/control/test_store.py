@@ -171,6 +171,24 @@ def test_jobs_are_numbered_without_gaps_under_contention(store: Store) -> None:
     assert [j.number for j in store.jobs("c0ffee")] == list(range(1, 41))
 
 
+def test_the_jobs_of_a_pipeline_are_written_together_and_end_together(store: Store) -> None:
+    store.add_cluster(cluster())
+    store.add_job(job(), request_id="before")
+    first = store.add_job(job(), request_id="r", then=[job(), job()])
+    assert first.number == 2 and store.add_job(job(), request_id="r", then=[job(), job()]).number == 2
+    assert [(one.number, one.after) for one in store.jobs("c0ffee")] == [(1, None), (2, None), (3, 2), (4, 3)]
+
+    def end(number: int, state: JobState) -> None:
+        store.update_job("c0ffee", number, lambda row: transitions.mark_ended(row, state, "", 1.0))
+
+    end(2, JobState.SUCCEEDED)
+    assert not any(one.cancel for one in store.jobs("c0ffee"))
+    end(3, JobState.FAILED)
+    (last,) = [one for one in store.jobs("c0ffee", open_only=True) if one.number == 4]
+    assert last.cancel and last.reason == "job 3, which it follows, is FAILED"
+    store.update_job("c0ffee", 4, lambda row: transitions.mark_ended(row, JobState.CANCELLED, row.reason, 1.0))
+
+
 def test_a_gone_cluster_takes_no_job(store: Store) -> None:
     store.add_cluster(cluster())
     store.save_cluster(cluster(state=ClusterState.GONE))

@@ -21,7 +21,7 @@ from podway.control.capability_check import no_image_for, places_of, remarks
 from podway.errors import UserError
 from podway.task.environment import Overrides
 from podway.task.paths import LocalMachine
-from podway.task.read import read_task_text
+from podway.task.read import read_tasks_text
 from podway.task.task import Task
 from podway.task.yamlfile import Mapping, Scalar, parse
 
@@ -86,7 +86,7 @@ def refusal(item: Item, tpus: str) -> str | None:
     for _ in range(40):
         overrides = Overrides(tpus=tpus, env=tuple(given["env"]), secrets=tuple(given["secret"]))
         try:
-            task = read_task_text(item.text, name="file", overrides=overrides)
+            tasks = read_tasks_text(item.text, name="file", overrides=overrides)
         except UserError as error:
             asked = [found for one in (error, *error.others) for found in UNSET.findall(f"{one.what} {one.hint}")]
             fresh = {(kind or flag, name or of_flag) for kind, name, flag, of_flag in asked}
@@ -97,7 +97,7 @@ def refusal(item: Item, tpus: str) -> str | None:
             for kind, value in fresh:
                 given[kind].append(value)
             continue
-        return refused_everywhere(task)
+        return next(filter(None, map(refused_everywhere, tasks)), None)
     return "asks for more variables than were tried"
 
 

@@ -12,7 +12,7 @@ from podway.control.capability_check import forecast
 from podway.provider_table import find_row
 from podway.task.environment import Overrides
 from podway.task.explain import explain
-from podway.task.read import read_task, read_task_text
+from podway.task.read import read_tasks, read_tasks_text
 from podway.task.schema import json_schema
 from podway.task.task import without_secrets
 
@@ -39,11 +39,14 @@ def command(ctx: click.Context, file: str | None, output: str, as_schema: bool, 
     if file is None:
         raise click.UsageError("Give the path of a task file, or --json-schema.")
     if file == "-":
-        task = read_task_text(sys.stdin.buffer.read(), overrides=overrides)
+        tasks = read_tasks_text(sys.stdin.buffer.read(), overrides=overrides)
     else:
-        task = read_task(file, overrides=overrides)
-    task = msgspec.structs.replace(task, notes=(*task.notes, *forecast(task)))
+        tasks = read_tasks(file, overrides=overrides)
+    tasks = tuple(msgspec.structs.replace(task, notes=(*task.notes, *forecast(task))) for task in tasks)
     if output == "json":
-        click.echo(msgspec.json.format(msgspec.json.encode(without_secrets(task)), indent=2))
-    else:
-        click.echo(explain(task), nl=False)
+        shown = [without_secrets(task) for task in tasks]
+        click.echo(msgspec.json.format(msgspec.json.encode(shown if len(shown) > 1 else shown[0]), indent=2))
+        return
+    if len(tasks) > 1:
+        click.echo(f"A pipeline of {len(tasks)} tasks on one cluster, each after the one before.\n")
+    click.echo("\n".join(explain(task) for task in tasks), nl=False)

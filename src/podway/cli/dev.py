@@ -44,7 +44,7 @@ def command(
     Without it, the slice alone: podway dev --gpus tpu-v6e-8. Typed again, it attaches to what is there.
     Ctrl-C detaches; the cluster keeps running.
     """
-    task = read_sized((), overrides, None) if path is None else read_task(path, overrides=overrides)
+    task = read_sized((), overrides, None)[0] if path is None else read_task(path, overrides=overrides)
     idle = None if inactivity is None else int(parse_duration(inactivity, "--inactivity"))
     task = as_environment(task, ide, idle)
     options = LaunchOptions(cluster=cluster or task.name)

@@ -7,7 +7,7 @@ import msgspec
 
 from podway.cli.quoting import command_text
 from podway.task.environment import Overrides
-from podway.task.read import read_task, read_task_text, task_from_command
+from podway.task.read import read_task, read_task_text, read_tasks, task_from_command
 from podway.task.task import Task
 
 
@@ -18,6 +18,13 @@ def read_entrypoint(words: Sequence[str], overrides: Overrides) -> Task:
     if is_task_file(words[0]):
         return read_task(words[0], overrides=msgspec.structs.replace(overrides, run_args=tuple(words[1:])))
     return task_from_command(command_text(words), overrides)
+
+
+def read_entrypoints(words: Sequence[str], overrides: Overrides) -> tuple[Task, ...]:
+    """As `read_entrypoint`, where a file may be a pipeline of several tasks."""
+    if words and is_task_file(words[0]):
+        return read_tasks(words[0], overrides=msgspec.structs.replace(overrides, run_args=tuple(words[1:])))
+    return (read_entrypoint(words, overrides),)
 
 
 def is_task_file(word: str) -> bool:

@@ -73,7 +73,7 @@ def command(
     """Run a task on a cluster, creating it if needed.
 
     ENTRYPOINT is a task file (SkyPilot's or dstack's) or a bash command; without it, only the cluster is created. A service file
-    makes a service, as `podway apply` does.
+    makes a service, as `podway apply` does. The tasks of a pipeline (several in one file) run one after the other, to the first that fails.
     Quote a command that has options of its own, or put it after --.
 
     Exits with 0 if the job succeeded, 100 if it failed, 103 if it was cancelled.
@@ -89,7 +89,7 @@ def command(
         one_shot=one_shot,
     )
     interaction = Interaction(yes=yes, detach=detach_run, dryrun=dryrun, raw=raw, json=output == "json")
-    task = read_sized(entrypoint, overrides, model)
+    task, *then = read_sized(entrypoint, overrides, model)
     if task.service is not None:
         if autostop_policy(idle_minutes, down) is not None or no_setup or valid_until is not None:
             raise UserError(
@@ -97,7 +97,7 @@ def command(
                 "make it with: podway apply -f FILE",
             )
         ctx.exit(apply_service(task, options, interaction))
-    ctx.exit(launch(task, options, interaction))
+    ctx.exit(launch(task, options, interaction, then))
 
 
 def autostop_policy(idle_minutes: float | None, down: bool) -> Autostop | None:

@@ -4,12 +4,12 @@
 2. the user confirms (a new cluster only, and only at a terminal) to exactly that: when the server would do something else by
    the time it is told to, it refuses, and what it would do now is shown and asked again;
 3. files go up, and then the launch itself: from here on everything goes on without this command;
-4. the job is followed to its end, whose state is the exit code.
+4. the job is followed to its end, whose state is the exit code; of a pipeline, job after job to the first that does not succeed.
 """
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 import msgspec
@@ -19,10 +19,10 @@ from podway.cli.confirmation import proceed
 from podway.cli.screen import LAST, MORE, Screen
 from podway.cli.sizing import warn_misfit
 from podway.cli.tables import table
-from podway.cli.watching import ProgressPrinter, follow, show_end
+from podway.cli.watching import ProgressPrinter, exit_code, follow, show_end
 from podway.control.records import ENDED, JobState
 from podway.errors import UserError
-from podway.launch_options import LaunchOptions, LaunchRequest
+from podway.launch_options import FollowingTask, LaunchOptions, LaunchRequest
 from podway.provider_table import find_row
 from podway.quantities import format_count
 from podway.server.api import Frame, JobView, LaunchReply, OfferView, PreviewReply
@@ -45,12 +45,13 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
     jupyter: bool = False  # for a dev environment
 
 
-def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
-    """Run the launch; the exit code."""
+def launch(task: Task, options: LaunchOptions, interaction: Interaction, then: Sequence[Task] = ()) -> int:
+    """Run the launch of a task and of those that follow it; the exit code."""
     client = Client()
     with Screen(err=interaction.json or interaction.dryrun) as screen:
-        show_notes(task)
-        request = LaunchRequest(task=task, options=options)
+        for one in (task, *then):
+            show_notes(one, one.name if then else None)
+        request = LaunchRequest(task=task, options=options, then=tuple(FollowingTask(task=one) for one in then))
         preview = client.preview(request)
         if interaction.dryrun:
             _show(screen, task, preview)
@@ -58,15 +59,17 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
             return 0
         if task.dev is not None and preview.exists and was_prepared(client, preview.cluster):
             return _go_on(client, screen, preview, interaction)
+        uploaded = False
         for _ in range(OFFERS_ASKED):
             _show(screen, task, preview)
             if not preview.exists:
                 what = "the run" if options.one_shot else "a new cluster"
                 proceed(f"Launching {what} {preview.cluster!r}.", yes=interaction.yes)
-            files = request.files or upload(client, screen, task)
+            if not uploaded:
+                request, uploaded = _with_files(client, screen, request), True
             screen.step(_doing(preview, options))
             named = msgspec.structs.replace(options, cluster=preview.cluster)
-            request = msgspec.structs.replace(request, options=named, files=files, agreed=preview.digest)
+            request = msgspec.structs.replace(request, options=named, agreed=preview.digest)
             try:
                 reply = client.submit(request)
             except UserError as error:
@@ -75,7 +78,7 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction) -> int:
                 click.echo(f"Note: {error.what}", err=True)
                 preview = client.preview(request)
                 continue
-            return _see_through(client, screen, task, reply, interaction, one_shot=options.one_shot)
+            return _see_through(client, screen, (task, *then), reply, interaction, one_shot=options.one_shot)
         raise UserError("the offers keep changing", "name one place, e.g. with --zone, and run the command again")
 
 
@@ -105,13 +108,19 @@ def submit(cluster: str, task: Task, interaction: Interaction) -> int:
         reply = client.exec(cluster, task, files=files)
         for note in reply.notes:
             click.echo(f"Note: {note}", err=True)
-        return _see_through(client, screen, task, reply, interaction)
+        return _see_through(client, screen, (task,), reply, interaction)
 
 
-def show_notes(task: Task) -> None:
-    """What the file says that has no effect."""
+def _with_files(client: Client, screen: Screen, request: LaunchRequest) -> LaunchRequest:
+    """The request with what its tasks bring of this machine, which is on the server then."""
+    then = tuple(msgspec.structs.replace(one, files=upload(client, screen, one.task)) for one in request.then)
+    return msgspec.structs.replace(request, files=upload(client, screen, request.task), then=then)
+
+
+def show_notes(task: Task, name: str | None = None) -> None:
+    """What the file says that has no effect; of several tasks, with the name of the one it is about."""
     for note in task.notes:
-        click.echo(f"Note: {note}", err=True)
+        click.echo(f"Note: {name}: {note}" if name else f"Note: {note}", err=True)
 
 
 def offers_page(preview: PreviewReply) -> str:
@@ -161,14 +170,14 @@ def _doing(preview: PreviewReply, options: LaunchOptions) -> str:
 def _see_through(
     client: Client,
     screen: Screen,
-    task: Task,
+    tasks: Sequence[Task],
     reply: LaunchReply,
     interaction: Interaction,
     *,
     one_shot: bool = False,
 ) -> int:
     """Follow what was started, unless detached; then list useful commands."""
-    end = Frame(kind="end")
+    end, task, last = Frame(kind="end"), tasks[0], reply.job
     code, shell = 0, f"podway ssh {reply.cluster}"
     if reply.job is None:
         if not interaction.detach:
@@ -177,20 +186,17 @@ def _see_through(
             until(client, client.cluster(reply.cluster), "UP", screen, "Launching", before)
             screen.done(f"Cluster up: {reply.cluster}.")
     elif interaction.detach:
-        screen.step(f"Job submitted, ID: {reply.job}")
+        numbers = ", ".join(map(str, (reply.job, *reply.then)))
+        screen.step(f"Jobs submitted, IDs: {numbers}" if reply.then else f"Job submitted, ID: {numbers}")
     else:
-        printer = ProgressPrinter(screen, reply.cluster, reply.job, waiting_for_cluster=reply.created)
-        if not reply.created:
-            _show_queue(client, screen, reply.cluster, reply.job)
-        with _ports_forwarded(client, screen, task, reply.cluster):
-            end = follow(client, screen, reply.cluster, reply.job, printer, raw=interaction.raw)
-        code = show_end(screen, reply.job, end)
+        last, end = _follow_jobs(client, screen, tasks, reply, raw=interaction.raw)
+        code = exit_code(end.state)
     if task.dev is not None and code == 0 and not (interaction.detach or interaction.json):
         return _attach(client, screen, reply.cluster, interaction)
     new_cluster = reply.created and not one_shot
     if new_cluster and not interaction.detach:
         shell = _offer_ssh(client, screen, reply.cluster, ask=not interaction.yes)
-    job = None if end.state in ENDED else reply.job
+    job = None if end.state in ENDED else last
     if new_cluster or job is not None:  # who runs the tenth command on a cluster knows the others
         screen.line(useful_commands(reply.cluster, job, shell if new_cluster else None))
     if interaction.json:
@@ -199,6 +205,26 @@ def _see_through(
     if reply.job is None and not interaction.detach and not interaction.yes and screen.live and sys.stdin.isatty():
         _offer_shell(client, screen, reply.cluster)
     return code
+
+
+def _follow_jobs(
+    client: Client, screen: Screen, tasks: Sequence[Task], reply: LaunchReply, *, raw: bool
+) -> tuple[int, Frame]:
+    """Follow the job, or those of a pipeline to the first that does not succeed: its number, and how it ended."""
+    assert reply.job is not None
+    for task, number in zip(tasks, (reply.job, *reply.then), strict=True):
+        first = number == reply.job
+        if len(tasks) > 1:
+            screen.step(f"Task {number - reply.job + 1} of {len(tasks)}: {task.name or 'without a name'}")
+        new = reply.created and first
+        printer = ProgressPrinter(screen, reply.cluster, number, waiting_for_cluster=new, follows=not first)
+        if first and not new:
+            _show_queue(client, screen, reply.cluster, number)
+        with _ports_forwarded(client, screen, task, reply.cluster):
+            end = follow(client, screen, reply.cluster, number, printer, raw=raw)
+        if show_end(screen, number, end) != 0:
+            break
+    return number, end
 
 
 def was_prepared(client: Client, cluster: str) -> bool:

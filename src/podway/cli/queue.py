@@ -8,7 +8,7 @@ import msgspec
 from podway.cli.choosing import matching
 from podway.cli.options import cluster_names_argument, output_option
 from podway.cli.tables import table
-from podway.control.records import ENDED
+from podway.control.records import ENDED, JobState
 from podway.quantities import format_ago, format_duration
 from podway.server.api import JobView
 from podway.server.client import Client
@@ -47,6 +47,12 @@ def command(names: tuple[str, ...], skip_finished: bool, output: str) -> None:
     click.echo("\n\n".join(parts))
 
 
+def _state(job: JobView) -> str:
+    if job.after is not None and job.state == JobState.PENDING:
+        return f"{job.state} (after {job.after})"
+    return job.state if job.attempt == 1 else f"{job.state} (attempt {job.attempt})"
+
+
 def page(jobs: list[JobView], now: float) -> str:
     """The table, latest job first, as users expect of a queue's history; priorities where a job has one."""
     if not jobs:
@@ -62,7 +68,7 @@ def page(jobs: list[JobView], now: float) -> str:
             format_duration((job.ended or now) - job.started) if job.started else None,
             *([job.priority] if ranked else []),
             job.resources if job.exclusive else "bypasses the queue",
-            job.state if job.attempt == 1 else f"{job.state} (attempt {job.attempt})",
+            _state(job),
         )
         for job in reversed(jobs)
     ]

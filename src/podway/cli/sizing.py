@@ -9,19 +9,19 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from podway.cli.entrypoint import read_entrypoint
+from podway.cli.entrypoint import read_entrypoint, read_entrypoints
 from podway.errors import UserError
 from podway.order import Order
 from podway.task.environment import Overrides
 from podway.task.task import Task
 
 
-def read_sized(words: Sequence[str], overrides: Overrides, model: str | None) -> Task:
-    """The task of an ENTRYPOINT, on the slice that the planner picks where `--tpus auto` asks it to."""
+def read_sized(words: Sequence[str], overrides: Overrides, model: str | None) -> tuple[Task, ...]:
+    """The tasks of an ENTRYPOINT, on the slice that the planner picks where `--tpus auto` asks it to."""
     if (overrides.tpus or "").strip().lower() != "auto":
         if model is not None:
             raise UserError("--model is for --tpus auto", "add --tpus auto, or leave --model out")
-        return read_entrypoint(words, overrides)
+        return read_entrypoints(words, overrides)
     from podway.plan.picking import Needs, pick_slice
     from podway.plan.task_needs import needs_of
 
@@ -36,7 +36,7 @@ def read_sized(words: Sequence[str], overrides: Overrides, model: str | None) ->
         )
     chosen = pick_slice(needs)
     click.echo(f"Chosen slice to {needs.kind} {needs.model}: {chosen.accelerator_type}.", err=True)
-    return read_entrypoint(words, msgspec.structs.replace(overrides, tpus=chosen.accelerator_type))
+    return (read_entrypoint(words, msgspec.structs.replace(overrides, tpus=chosen.accelerator_type)),)
 
 
 def warn_misfit(task: Task, order: Order) -> None:

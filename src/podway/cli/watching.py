@@ -22,14 +22,19 @@ def exit_code(state: str) -> int:
 
 
 class ProgressPrinter:
-    """What happens to a job before and around its log, a line for each step. `waiting_for_cluster`: it is new."""
+    """What happens to a job before and around its log, a line for each step. `waiting_for_cluster`: it is new. `follows`: another
+    job, with which what happened to the cluster until now was shown.
+    """
 
-    def __init__(self, screen: Screen, cluster: str, job: int, *, waiting_for_cluster: bool) -> None:
+    def __init__(
+        self, screen: Screen, cluster: str, job: int, *, waiting_for_cluster: bool, follows: bool = False
+    ) -> None:
         self.screen = screen
         self.cluster = cluster
         self.job = job
         self.streaming = False
         self.submitted = False
+        self.shown_before = follows
         if waiting_for_cluster:
             screen.wait(f"Launching cluster {cluster}")
         else:
@@ -38,6 +43,9 @@ class ProgressPrinter:
     def show(self, frame: Frame) -> None:
         """One event."""
         text, state = frame.text, frame.state
+        self.shown_before = self.shown_before and state not in ("SETTING_UP", "RUNNING", "CANCELLING")
+        if self.shown_before:
+            return
         if state == "UP":
             self.screen.done(f"Cluster up: {self.cluster}.")
             if not self.submitted:

@@ -126,12 +126,17 @@ def _while_waiting(cluster: Cluster, jobs: list[Job], now: float) -> Action | No
     cancelled = tuple(job.number for job in jobs if job.cancel)
     if cancelled:
         return Action(verb="begin-jobs", jobs=cancelled)  # without hosts a job only ends
-    late = tuple(job.number for job in jobs if overdue(job, now))
+    late = tuple(job.number for job in jobs if overdue(job, now) and not _is_held(job, jobs))
     if late:
         return Action(verb="fail-jobs", jobs=late, reason="no hosts were available in the time its task allows")
     if cluster.search.recovering and not jobs:
         return Action(verb="lose", reason="its hosts were lost, and no job waits for new ones")
     return None
+
+
+def _is_held(job: Job, jobs: list[Job]) -> bool:
+    """Whether the job it follows has not ended yet. (One that ended without success has cancelled it: `Store.save_job`.)"""
+    return job.after is not None and not job.cancel and any(one.number == job.after for one in jobs)
 
 
 def lost(cluster: Cluster, jobs: list[Job], why: str) -> Action:
@@ -144,12 +149,14 @@ def lost(cluster: Cluster, jobs: list[Job], why: str) -> Action:
 
 def _when_up(cluster: Cluster, jobs: list[Job], now: float, driven: Collection[int]) -> Action:
     # The chips belong to one exclusive job at a time: of those waiting, the oldest of the highest priority is next. One that has
-    # begun keeps them, also while its row does not say so yet. Jobs that bypass the queue run at once.
-    queue = [job for job in jobs if job.exclusive]
+    # begun keeps them, also while its row does not say so yet. Jobs that bypass the queue run at once. What follows a job that
+    # is open waits for it.
+    ready = [job for job in jobs if not _is_held(job, jobs)]
+    queue = [job for job in ready if job.exclusive]
     active = [job for job in queue if job.state in ACTIVE or job.number in driven]
     head = active[:1] or sorted(queue, key=lambda job: (-job.task.priority, job.number))[:1]
     wanted_gone = [job for job in queue if job.cancel]
-    begin = {job.number for job in [*head, *wanted_gone, *(job for job in jobs if not job.exclusive)]}
+    begin = {job.number for job in [*head, *wanted_gone, *(job for job in ready if not job.exclusive)]}
     if begin:
         return Action(verb="begin-jobs", jobs=tuple(sorted(begin)))
     rest = cluster.autostop

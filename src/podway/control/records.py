@@ -217,6 +217,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     reason: str = ""  # why it is in this state, for people
     cancel: bool = False  # somebody asked for it to end
+    after: int | None = None  # begins when this job of the cluster has succeeded; cancelled when it ends otherwise
     attempt: JobAttempt = JobAttempt()
     outcome: JobOutcome = JobOutcome()
     version: int = 0

@@ -11,18 +11,19 @@ Reads never take SQLite's write lock. Methods are synchronous and short; async c
 """
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import sqlalchemy as sa
 
+from podway.control import transitions
 from podway.control.failover import Place, PlaceRecord, place_of
 from podway.control.gateway_keys import GatewayKeys
 from podway.control.leased_rows import LeasedRows, change_event
 from podway.control.migrations import prepare
 from podway.control.people import People
-from podway.control.records import Cluster, Event, Job
+from podway.control.records import Cluster, Event, Job, JobState
 from podway.control.service_store import ServiceRows
 from podway.control.tables import READ_ONLY, clusters, events, jobs, tries
 from podway.control.writing import UPDATE_TRIES, Stale, add_events
@@ -129,8 +130,12 @@ class Store(LeasedRows[Cluster]):
 
     # jobs
 
-    def add_job(self, job: Job, *, request_id: str | None = None, event: Event | None = None) -> Job:
-        """Give the job its number and write it, in one transaction; a request that was taken before answers its job."""
+    def add_job(
+        self, job: Job, *, request_id: str | None = None, event: Event | None = None, then: Sequence[Job] = ()
+    ) -> Job:
+        """Number the job and those that follow it one after the other, and write them in one transaction; a request that was taken
+        before answers its job.
+        """
         with self.engine.begin() as db:
             if request_id is not None:
                 same = sa.select(jobs).where(jobs.c.cluster_id == job.cluster_id, jobs.c.request_id == request_id)
@@ -140,27 +145,29 @@ class Store(LeasedRows[Cluster]):
             bump = (
                 sa.update(clusters)
                 .where(clusters.c.id == job.cluster_id, clusters.c.live_name.is_not(None))
-                .values(next_job=clusters.c.next_job + 1)
+                .values(next_job=clusters.c.next_job + 1 + len(then))
             )
             if db.execute(bump).rowcount != 1:
                 raise Stale("the cluster is gone")
-            number = db.execute(sa.select(clusters.c.next_job).where(clusters.c.id == job.cluster_id)).scalar_one() - 1
-            job = msgspec.structs.replace(job, number=number)
-            db.execute(
-                sa.insert(jobs).values(
-                    cluster_id=job.cluster_id,
-                    number=number,
-                    state=job.state,
-                    open=True,
-                    version=0,
-                    request_id=request_id,
-                    body=msgspec.json.encode(job),
+            after = db.execute(sa.select(clusters.c.next_job).where(clusters.c.id == job.cluster_id)).scalar_one()
+            first = after - 1 - len(then)
+            for number, one in enumerate((job, *then), start=first):
+                new = msgspec.structs.replace(one, number=number, after=None if number == first else number - 1)
+                db.execute(
+                    sa.insert(jobs).values(
+                        cluster_id=new.cluster_id,
+                        number=number,
+                        state=new.state,
+                        open=True,
+                        version=0,
+                        request_id=request_id if number == first else None,
+                        body=msgspec.json.encode(new),
+                    )
                 )
-            )
-            if event is not None:
-                add_events(db, (msgspec.structs.replace(event, job=number),))
+                if event is not None:
+                    add_events(db, (msgspec.structs.replace(event, job=number),))
         self.written(job.cluster_id)
-        return job
+        return msgspec.structs.replace(job, number=first)
 
     def job(self, cluster_id: str, number: int) -> Job | None:
         """One job."""
@@ -211,6 +218,8 @@ class Store(LeasedRows[Cluster]):
             if db.execute(sa.update(jobs).where(*guard).values(**values)).rowcount != 1:
                 raise Stale(f"job {job.number} changed")
             add_events(db, events)
+            if new.done and new.state is not JobState.SUCCEEDED:
+                _cancel_followers(db, new)
         self.written(job.cluster_id)
         return new
 
@@ -306,6 +315,16 @@ class Store(LeasedRows[Cluster]):
 def sqlite_url(path: Path) -> str:
     """The URL of a SQLite file."""
     return f"sqlite:///{path}"
+
+
+def _cancel_followers(db: sa.Connection, ended: Job) -> None:
+    """In the transaction in which a job ends without success: what follows it is cancelled, and in turn what follows that."""
+    open_rows = sa.select(jobs).where(jobs.c.cluster_id == ended.cluster_id, jobs.c.open).with_for_update()
+    for follower in [job for row in db.execute(open_rows).all() if (job := _job(row)).after == ended.number]:
+        new = transitions.cancel_follower(follower, ended)
+        new = msgspec.structs.replace(new, version=follower.version + 1)
+        same = (jobs.c.cluster_id == new.cluster_id, jobs.c.number == new.number)
+        db.execute(sa.update(jobs).where(*same).values(version=new.version, body=msgspec.json.encode(new)))
 
 
 def _job(row: sa.Row[tuple[object, ...]]) -> Job:

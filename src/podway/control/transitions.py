@@ -121,6 +121,11 @@ def request_cancel(job: Job, reason: str) -> Job:
     return replace(job, cancel=True, reason=reason)
 
 
+def cancel_follower(job: Job, before: Job) -> Job:
+    """The job it follows has ended without success."""
+    return request_cancel(job, f"job {before.number}, which it follows, is {before.state.value}")
+
+
 def begin_attempt(job: Job, now: float) -> Job:
     """The first attempt, or after a recovery the next one."""
     if job.state is not JobState.RECOVERING:

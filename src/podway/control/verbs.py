@@ -22,6 +22,7 @@ from podway.control.choosing import Choice, check_fit, choose
 from podway.control.failover import take
 from podway.control.one_shot import check_lasting, check_makes_cluster, check_reuse, render_for
 from podway.control.provisioning import begin_attempt
+from podway.control.queueing import new_job, whole_tasks, with_pipeline
 from podway.control.records import CapacitySearch, Cluster, ClusterState, Event, Job, JobState, default_name
 from podway.control.store import AlreadyEnded, Stale, Store
 from podway.control.vault import SecretVault
@@ -32,7 +33,7 @@ from podway.launch_options import LaunchRequest
 from podway.order import Order
 from podway.provider_table import row_of, simulated_names
 from podway.providers import HostsHere, Offer, Provider, Request, refuse_stop
-from podway.task.task import Autostop, Task, takes_chips, without_secrets
+from podway.task.task import Autostop, Task
 
 JOB_NUMBER = re.compile(r"[0-9]{1,9}")  # more does not fit the column
 NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$")
@@ -48,6 +49,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str
     job: int | None
     created: bool
+    then: tuple[int, ...] = ()  # the jobs of the tasks that follow
     notes: tuple[str, ...] = ()  # what the task asks for that has no effect there
 
 
@@ -90,12 +92,13 @@ class Control:
         name = self._name(request.options.cluster, caller.user)
         check_project(caller, request.options.project)
         check_inventory(caller, request.task)
-        known = self.store.find(name)
+        known, tasks = self.store.find(name), whole_tasks(request)
         offers: tuple[Offer, ...] = ()
         if known is not None:
             _check_taken(known, caller)
             check_reuse(known, request, sent_before=False)
-            check_fit(known, request.task)
+            for task, _ in tasks:
+                check_fit(known, task)
             order = known.order
         else:
             choice = self._choose(request)
@@ -113,6 +116,7 @@ class Control:
     def launch(self, request: LaunchRequest, caller: Caller, prefer: Prefer | None = None) -> Launched:
         """Make the cluster (or take the one of that name), and queue the task on it. `prefer`: a replica's, where it is best made."""
         check_makes_cluster(request, replica=prefer is not None)
+        tasks = whole_tasks(request)
         name = self._name(request.options.cluster, caller.user)
         check_project(caller, request.options.project)
         check_inventory(caller, request.task)
@@ -136,27 +140,22 @@ class Control:
             if not self._sent_before(cluster, request):
                 check_agreed(request, cluster.order, exists=True)
             self._judge(request, cluster.order.provider)
-            check_fit(cluster, request.task)
+            for task, _ in tasks:
+                check_fit(cluster, task)
             cluster = self._bring_up(cluster)
         crash.point("launch.cluster-row")
         number = None
-        if request.files or does_something(request.task):
-            job = self._queue(
-                cluster,
-                request.task,
-                request.files,
-                caller.user,
-                setup=request.options.setup,
-                request_id=request.request_id,
-            )
-            number = job.number
+        if request.then or request.files or does_something(request.task):
+            setup = request.options.setup
+            number = self._queue(cluster, tasks, caller.user, setup=setup, request_id=request.request_id).number
         crash.point("launch.job-row")
         if autostop is not None and autostop != cluster.autostop:
             # After the job: an idle cluster with a short autostop would otherwise be gone before its job came.
             text = "" if cluster.one_shot else "autostop set"
             cluster = self._change(cluster, text, lambda row: transitions.set_autostop(row, autostop))
         self.wake(cluster.id)
-        return Launched(cluster=name, cluster_id=cluster.id, job=number, created=created)
+        then = () if number is None else tuple(range(number + 1, number + len(tasks)))
+        return Launched(cluster=name, cluster_id=cluster.id, job=number, created=created, then=then)
 
     def execute(
         self, name: str, task: Task, files: tuple[FileTree, ...], user: str, request_id: str | None = None
@@ -170,7 +169,7 @@ class Control:
         self._check_isolated(cluster)
         check_fit(cluster, task)
         notes = self._judge(LaunchRequest(task=task, files=files), cluster.order.provider, setup=False)
-        job = self._queue(cluster, task, files, user, setup=False, request_id=request_id)
+        job = self._queue(cluster, [(task, files)], user, setup=False, request_id=request_id)
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False, notes=notes)
 
@@ -183,7 +182,7 @@ class Control:
             )
         self._check_isolated(cluster)
         task = Task(name="run", run=command)
-        job = self._queue(cluster, task, (), user, setup=False, gang=False, request_id=request_id)
+        job = self._queue(cluster, [(task, ())], user, setup=False, gang=False, request_id=request_id)
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False)
 
@@ -207,6 +206,7 @@ class Control:
         chosen = [job for job in open_jobs if every or job.number in numbers]
         if not numbers and not every:
             chosen = open_jobs[-1:]
+        chosen = with_pipeline(open_jobs, chosen)
         for job in chosen:
             check_cancel(cluster, job, caller)
         for job in chosen:
@@ -366,13 +366,15 @@ class Control:
         """Refuse what the provider must not ignore; what it may, as notes. What a one-shot run can do, its rendering tells."""
         if request.options.one_shot:
             return ()
-        task, row = request.task, row_of(name)
-        no_image = no_image_for(task, row)
-        found = remarks(task, row.capabilities, simulated=row.simulated, setup=setup, no_image=no_image)
-        if found.refusal is not None:
-            raise found.refusal
-        check_targets(request.files, simulated=row.simulated)
-        return found.notes
+        row, notes = row_of(name), list[str]()
+        for task, files in whole_tasks(request):
+            no_image = no_image_for(task, row)
+            found = remarks(task, row.capabilities, simulated=row.simulated, setup=setup, no_image=no_image)
+            if found.refusal is not None:
+                raise found.refusal
+            check_targets(files, simulated=row.simulated)
+            notes += found.notes
+        return tuple(dict.fromkeys(notes))
 
     def _check_isolated(self, cluster: Cluster) -> None:
         """Nothing more runs as the server's own user once people have tokens."""
@@ -396,32 +398,24 @@ class Control:
     def _queue(
         self,
         cluster: Cluster,
-        task: Task,
-        files: tuple[FileTree, ...],
+        tasks: Sequence[tuple[Task, tuple[FileTree, ...]]],
         user: str,
         *,
         setup: bool,
         gang: bool = True,
         request_id: str | None = None,
     ) -> Job:
+        """One job for each task, each after the one before; the first of them."""
         now = time.time()
-        job = Job(
-            cluster_id=cluster.id,
-            number=0,
-            name=task.name,
-            user=user,
-            state=JobState.PENDING,
-            task=without_secrets(task),
-            files=files,
-            sealed_secrets=self.vault.seal(task.secrets),
-            run_setup=setup,
-            exclusive=takes_chips(task),
-            gang=gang,
-            submitted=now,
-        )
+        first, *then = [
+            new_job(
+                cluster, task, files, user, now, sealed_secrets=self.vault.seal(task.secrets), setup=setup, gang=gang
+            )
+            for task, files in tasks
+        ]
         event = Event(time=now, cluster_id=cluster.id, text="submitted", detail={"state": JobState.PENDING.value})
         try:
-            return self.store.add_job(job, request_id=request_id, event=event)
+            return self.store.add_job(first, request_id=request_id, event=event, then=then)
         except Stale:
             raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
 

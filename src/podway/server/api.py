@@ -102,6 +102,7 @@ class LaunchReply(Reply, frozen=True):
     cluster_id: str
     job: int | None
     created: bool
+    then: list[int] = []  # the jobs of a pipeline's later tasks, each after the one before
     notes: list[str] = []
 
 
@@ -162,6 +163,7 @@ class JobView(Reply, frozen=True):
     exits: list[ExitView]
     exclusive: bool
     priority: int = 0  # of the jobs that wait, the highest is next
+    after: int | None = None  # it begins when this job has succeeded
     ad_hoc: bool = False  # a command of `podway run`
     attempt: int = 1
     kind: str = "task"  # task, service or dev-environment

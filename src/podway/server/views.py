@@ -92,6 +92,7 @@ def job_view(cluster: Cluster, job: Job) -> JobView:
         exits=exits,
         exclusive=job.exclusive,
         priority=job.task.priority,
+        after=job.after,
         ad_hoc=not job.gang,
         attempt=job.attempt.number,
         kind=job.task.kind,
@@ -104,7 +105,12 @@ def job_view(cluster: Cluster, job: Job) -> JobView:
 def launched_view(done: Launched) -> LaunchReply:
     """As it is."""
     return LaunchReply(
-        cluster=done.cluster, cluster_id=done.cluster_id, job=done.job, created=done.created, notes=list(done.notes)
+        cluster=done.cluster,
+        cluster_id=done.cluster_id,
+        job=done.job,
+        created=done.created,
+        then=list(done.then),
+        notes=list(done.notes),
     )
 
 

@@ -111,6 +111,8 @@ def _place(where: Placement) -> str:
 
 def _file_rows(task: Task) -> list[tuple[str, str]]:
     rows = [("Workdir", _source(task.workdir))] if task.workdir else []
+    if task.first_hosts is not None:
+        rows.append(("Hosts", f"the first {_count(task.first_hosts, 'host')} of the cluster"))
     if task.working_dir:
         rows.append(("Runs in", task.working_dir))
     rows += [("Mount", _mount(mount)) for mount in task.file_mounts]

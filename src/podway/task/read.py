@@ -8,6 +8,8 @@ the flags say (`Overrides`) is applied on the way.
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from podway.errors import UserError
 from podway.task.dstack import read_dstack
 from podway.task.dstack_keys import TELLING_KEYS
@@ -15,6 +17,7 @@ from podway.task.environment import Overrides
 from podway.task.fields import Field
 from podway.task.images import with_image_flags
 from podway.task.paths import absolute, read_file
+from podway.task.pipelines import share_cluster
 from podway.task.skypilot import read_skypilot
 from podway.task.skypilot_keys import TASK as SKYPILOT_TASK
 from podway.task.skypilot_keys import VOLUME_TYPES
@@ -30,11 +33,20 @@ _IN_BOTH = frozenset(("name", "resources", "volumes", "setup"))  # keys of SkyPi
 
 def read_task(path: Path | str, *, overrides: Overrides = Overrides(), dialect: Dialect | None = None) -> Task:
     """The task of a file."""
-    shown = str(path)
-    file = absolute(shown, overrides.here, overrides.local_env)
-    data = read_file(file, "a task file", shown)
-    base = Path(file).parent
-    return read_task_text(data, name=shown, base=base, overrides=overrides, dialect=dialect)
+    data, base = _file(path, overrides)
+    return read_task_text(data, name=str(path), base=base, overrides=overrides, dialect=dialect)
+
+
+def read_tasks(path: Path | str, *, overrides: Overrides = Overrides()) -> tuple[Task, ...]:
+    """The task of a file, or those of a pipeline in their order."""
+    data, base = _file(path, overrides)
+    return read_tasks_text(data, name=str(path), base=base, overrides=overrides)
+
+
+def _file(path: Path | str, overrides: Overrides) -> tuple[bytes, Path]:
+    """What is in a task file, and the directory it is in."""
+    file = absolute(str(path), overrides.here, overrides.local_env)
+    return read_file(file, "a task file", str(path)), Path(file).parent
 
 
 def read_task_text(
@@ -48,8 +60,31 @@ def read_task_text(
     """The task of a text. dstack's relative paths start from `base`; SkyPilot's from where the command is typed, or,
     when there is nothing there, from `base`.
     """
+    documents = _documents(parse(text, name), name)
+    if len(documents) > 1:
+        lines = ", ".join(str(one.line) for one in documents)
+        raise UserError(
+            f"{name}:{documents[1].line}:{documents[1].column}: this is a SkyPilot pipeline: the file holds {len(documents)}"
+            f" tasks (at lines {lines})",
+            "run them one after the other with: podway launch FILE",
+        )
+    return _read(Field(name, documents[0]), base, overrides, dialect)
+
+
+def read_tasks_text(
+    text: str | bytes, *, name: str = "<stdin>", base: Path | None = None, overrides: Overrides = Overrides()
+) -> tuple[Task, ...]:
+    """The tasks of a text, as `read_task_text` reads each; those of a pipeline share one cluster."""
+    documents = _documents(parse(text, name), name)
+    if len(documents) == 1:
+        return (_read(Field(name, documents[0]), base, overrides, None),)
+    own = msgspec.structs.replace(overrides, name=None)  # --name is the pipeline's
+    tasks = tuple(_read(Field(name, one), base, own, None) for one in documents)
+    return share_cluster(tasks, tuple(f"{name}:{one.line}:{one.column}" for one in documents))
+
+
+def _read(root: Field, base: Path | None, overrides: Overrides, dialect: Dialect | None) -> Task:
     cwd = overrides.here
-    root = Field(name, _one_task(parse(text, name), name))
     _refuse_volume(root)
     if (dialect or _dialect(root)) == "dstack":
         if root.get("type") is None:
@@ -90,9 +125,9 @@ def task_from_command(command: str, overrides: Overrides = Overrides()) -> Task:
     return with_image_flags(read_skypilot(root, overrides, (cwd,)), overrides)
 
 
-def _one_task(documents: list[Node], name: str) -> Node:
-    """The one task of a file; a first document with nothing but a name gives it to the task that follows (SkyPilot's pipelines
-    and job groups begin so).
+def _documents(documents: list[Node], name: str) -> list[Mapping]:
+    """The tasks of a file; a first document with nothing but a name gives it to the one task that follows (SkyPilot's pipelines
+    and job groups begin so), or numbers those that have none.
     """
     if not documents:
         raise UserError(f"{name}:1:1: the file is empty", "write at least `run: echo hello`")
@@ -107,28 +142,30 @@ def _one_task(documents: list[Node], name: str) -> Node:
     has_header = len(maps) > 1 and bool(maps[0].entries) and set(maps[0].entries) <= _HEADER
     tasks = maps[1:] if has_header else maps
     if len(tasks) > 1:
-        raise _several(name, Field(name, maps[0]).get("execution") if has_header else None, tasks)
+        _check_pipeline(name, Field(name, maps[0]).get("execution") if has_header else None, tasks)
     given = maps[0].entries.get("name") if has_header else None
-    if given and "name" not in tasks[0].entries:
-        return Mapping(line=tasks[0].line, column=tasks[0].column, entries={"name": given, **tasks[0].entries})
-    return tasks[0]
+    return [_named(task, given, number, len(tasks)) for number, task in enumerate(tasks, start=1)]
 
 
-def _several(name: str, execution: Field | None, tasks: list[Mapping]) -> UserError:
-    """What the file is to the tool it was written for, and how its parts run here."""
+def _named(task: Mapping, given: KeyValue | None, number: int, count: int) -> Mapping:
+    """A task with the name of its pipeline, where it has none of its own."""
+    if given is None or "name" in task.entries or not isinstance(given.value, Scalar):
+        return task
+    value = given.value if count == 1 else msgspec.structs.replace(given.value, text=f"{given.value.text}-{number}")
+    return msgspec.structs.replace(task, entries={"name": KeyValue(given.key, value), **task.entries})
+
+
+def _check_pipeline(name: str, execution: Field | None, tasks: list[Mapping]) -> None:
+    """Several documents are tasks that run one after the other; other files of several parts are refused with what they are."""
     at = f"{name}:{tasks[1].line}:{tasks[1].column}"
     lines = ", ".join(str(task.line) for task in tasks)
     if any("type" in task.entries for task in tasks):
-        return UserError(
+        raise UserError(
             f"{at}: the file holds {len(tasks)} dstack configurations (at lines {lines})",
             "a file is one run: split it, and apply each part",
         )
     if execution is not None and execution.plain() == "parallel":
-        return UserError(
+        raise UserError(
             f"{at}: this is a SkyPilot job group: the file holds {len(tasks)} tasks (at lines {lines}) that run together",
             "a file is one task: split it, and launch each part with -d",
         )
-    return UserError(
-        f"{at}: this is a SkyPilot pipeline: the file holds {len(tasks)} tasks (at lines {lines})",
-        "a file is one task: split it, and launch each after the one before: podway launch a.yaml && podway launch b.yaml",
-    )

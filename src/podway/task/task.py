@@ -215,6 +215,7 @@ class Task(TaskPart, frozen=True):
     resources: tuple[Resources, ...] = (Resources(),)  # alternatives
     ordered: bool = False  # True: try alternatives in this order; False: the cheapest first
     slices: int = 1  # num_nodes / nodes: each is one slice
+    first_hosts: int | None = None  # run on so many hosts of the cluster only; None: on all
     setup: str = ""
     run: str = ""
     shell: str = "bash"
