@@ -55,7 +55,8 @@ def test_a_deleted_pod_fails_a_job_without_recovery(own: OwnKubernetes, pod: Pod
     launch(pod, tmp_path, ENDS)
     own.admin.call("DELETE", pod_paths(own)[1])
     wait_until(lambda: pod.client.jobs("back")[-1].ended, 90, "the job to end")
-    assert state(pod) == "FAILED", pod.client.jobs("back")[-1]
+    found = pod.client.jobs("back")[-1]
+    assert found.state == "FAILED_DRIVER" and "pod back-" in found.reason, found
 
 
 def test_an_evicted_workload_says_why_and_comes_back(own: OwnKubernetes, pod: Podway, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_an_evicted_workload_says_why_and_comes_back(own: OwnKubernetes, pod: Po
     try:
         wait_until(lambda: own.nodes is not None and own.nodes.processes() == 0, 60, "the pods to go")
         wait_until(lambda: "queue multislice-queue: " in pod.client.cluster("back").reason, 60, "the reason")
-        assert state(pod) == "RECOVERING"
+        wait_until(lambda: state(pod) == "RECOVERING", 60, "the job to wait for it")
     finally:
         stop_queue(own, "None")
     wait_until(lambda: state(pod) == "SUCCEEDED", 90, "the job to come back")
@@ -79,7 +80,8 @@ def test_the_api_server_is_killed_while_a_job_runs(own: OwnKubernetes, pod: Podw
     for _ in range(2):
         own.restart("kube-apiserver")
     wait_until(lambda: pod.client.jobs("back")[-1].ended, 90, "the job to end")
-    assert state(pod) == "SUCCEEDED", pod.client.jobs("back")[-1]
+    found = pod.client.jobs("back")[-1]
+    assert found.state == "SUCCEEDED", found.reason
     lines = [line.split(") ", 1)[1] for line in pod.log_text("back", 1).splitlines() if line.startswith("(")]
     assert sorted(line for line in lines if "line" in line) == sorted(
         f"rank {rank} line {number}" for rank in range(4) for number in range(1, 151)

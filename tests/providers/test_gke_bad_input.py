@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podway.errors import ProviderError, UserError
-from podway.order import Order
+from podway.order import Host, Order
 from podway.providers.gke.api import KubernetesApi
 from podway.providers.gke.kubeconfig import credentials, find_context, read_contexts
 from podway.providers.gke.provider import GkeProvider
@@ -287,3 +287,19 @@ def test_the_least_rights_that_are_written_down_are_enough(kubernetes: RunningKu
     asyncio.run(life())
     assert {("POST", "jobsets"), ("DELETE", "configmaps"), ("PATCH", "workloads"), ("GET", "pods")} <= used
     assert not {"jobsets", "configmaps", "secrets"} & set(kubernetes.objects.count())
+
+
+def test_an_api_server_that_has_just_started_takes_no_rights_away(
+    kubernetes: RunningKubernetes, tmp_path: Path
+) -> None:
+    """It refuses everybody until it has read who may do what: that passes, and ends no job."""
+    provider = GkeProvider(tmp_path)
+    submit(provider)
+    kubernetes.api.ready = False
+    with pytest.raises(ProviderError, match="is starting"):
+        asyncio.run(provider.observe("demo"))
+    host = Host(cluster="demo", rank=0, slice=0, worker=0, address="127.0.0.1", home="/", id="x/demo-0")
+    with pytest.raises(ConnectionError, match="is starting"):
+        asyncio.run(provider.connect(host)())  # type: ignore[arg-type]
+    kubernetes.api.ready = True
+    assert asyncio.run(provider.observe("demo")).condition == "creating"

@@ -106,7 +106,13 @@ class KubernetesApi:
             status, data = self._exchange(method, path, body, query or {}, kind, timeout)
         if status < 300:
             return _decoded(data)
+        if status == 403 and not self._is_ready(timeout):
+            raise ProviderError(f"the API server of context {self.context.name} is starting")
         raise refusal(self.context.name, status, _decoded(data), path)
+
+    def _is_ready(self, timeout: float) -> bool:
+        """Whether its refusals count: an API server that has just started refuses everybody until it has read who may do what."""
+        return self._exchange("GET", "/readyz", None, {}, "application/json", timeout)[0] == 200
 
     def text(self, path: str, query: Mapping[str, str], timeout: float = CALL_S) -> bytes:
         """The bytes of an answer that is not JSON: a pod's log."""

@@ -258,12 +258,12 @@ class GkeProvider:
             where = await self.clusters.where(host.cluster)
             if where is None:
                 raise ProviderError(f"cluster {host.cluster} is gone")
-            api = self.clusters.api(where.context)
-            pod = await self._pod(api, where, host)
+            api, key = self.clusters.api(where.context), (host.cluster, host.rank, host.address)
             try:
+                pod = await self._pod(api, where, host)
                 return await run_in_pod(api, where.namespace, pod, CONTAINER, command)()
             except (ProviderError, UserError, OSError, TimeoutError) as error:
-                self._pods.pop((host.cluster, host.rank, host.address), None)
+                pod = self._pods.pop(key, f"of {host.id}")
                 what = error.what if isinstance(error, UserError) else str(error)
                 raise ConnectionError(f"pod {pod}: {what}") from None
 
@@ -278,7 +278,7 @@ class GkeProvider:
             pods = await api.items(PODS.format(where.namespace), labelSelector=selector)
             fitting = [pod for pod in pods if worker_of(pod) == host.worker]
             if not fitting:
-                raise ConnectionError(f"the pod of {host.id} is gone")
+                raise ConnectionError("it is gone")
             self._pods[key] = fitting[0]["metadata"]["name"]
         return self._pods[key]
 

@@ -98,13 +98,11 @@ class Controllers:
         final = any(_is_final(pod, rule) for pod in failed for rule in rules)
         name = f"{jobset['metadata']['name']}-slice-0"
         if final and policy.get("rules"):
-            message = f"jobset failed due to one or more job failures (first failed job: {name})"
+            message = f"applying FailJobSet failure policy action (first failed job: {name})"
             self._finish(jobset, "Failed", "FailJobSetFailurePolicyAction", message)
         elif attempt >= int(policy.get("maxRestarts", 0)):
-            reason = "ReachedMaxRestarts" if attempt else "FailedJobs"
-            self._finish(
-                jobset, "Failed", reason, f"jobset failed due to one or more job failures (first failed job: {name})"
-            )
+            message = f"jobset failed due to reaching max number of restarts (first failed job: {name})"
+            self._finish(jobset, "Failed", "ReachedMaxRestarts", message)
         else:
             self._status(jobset, {"restarts": attempt + 1})
 
@@ -235,7 +233,10 @@ class Controllers:
         if more > 0:
             why = f"insufficient unused quota for {TPU} in flavor {flavor}, {more} more needed"
             if chips > quota:
-                why = f"insufficient quota for {TPU} in flavor {flavor}, request > maximum capacity ({chips} > {quota})"
+                why = (
+                    f"insufficient quota for {TPU} in flavor {flavor}, previously considered podsets requests (0) + "
+                    f"current podset request ({chips}) > maximum capacity ({quota})"
+                )
             message = f"couldn't assign flavors to pod set slice: {why}"
             self._conditions(
                 workload, {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": message}

@@ -60,13 +60,17 @@ def problems(value: Any, against: Fields, path: str = "") -> list[str]:
 
 
 def _object(value: Fields, against: Fields, path: str) -> list[str]:
-    found = [f"{path}.{key}: Required value" for key in against.get("required") or () if key not in value]
+    found = [f"{_below(path, key)}: Required value" for key in against.get("required") or () if key not in value]
     properties, others = against.get("properties"), against.get("additionalProperties")
     for key, item in value.items():
         if properties and key in properties:
-            found += problems(item, properties[key], f"{path}.{key}")
+            found += problems(item, properties[key], _below(path, key))
         elif isinstance(others, dict):
             found += problems(item, others, f"{path}[{key}]")
         elif properties is not None and not against.get("x-kubernetes-preserve-unknown-fields"):
-            found.append(f'unknown field "{path}.{key}"')
+            found.append(f'unknown field "{_below(path, key)}"')
     return found
+
+
+def _below(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

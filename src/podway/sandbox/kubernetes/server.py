@@ -14,6 +14,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from podway.sandbox.kubernetes.admission import (
+    MOST_DATA,
+    UNCHECKED,
+    jobset_problems,
+    listed,
+    metadata_problems,
+    too_large,
+    with_defaults,
+)
 from podway.sandbox.kubernetes.objects import Fields, Objects, Refused, merged, now
 from podway.sandbox.kubernetes.schemas import problems, schema
 
@@ -32,6 +41,7 @@ KINDS = {
     "resourceflavors": ("kueue.x-k8s.io", "ResourceFlavor", False),
 }
 COPY = 64 << 10
+NO_PAGE = "404 page not found\n"  # the answer, not in JSON, to a path of which nobody knows the kind
 
 
 class Api:
@@ -42,19 +52,35 @@ class Api:
         self.token = token
         self.groups = groups  # group -> its version, for those that are installed
         self.node_token = ""  # what the nodes know this API by
+        self.ready = True  # whether it has read who may do what; until then everything is forbidden
         self.forbidden: Callable[[str, str], bool] = lambda method, plural: False
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Fields) -> Fields:
         """One request, past its authentication."""
+        if path == "/readyz":
+            if not self.ready:
+                raise Refused(403, "Forbidden", 'forbidden: User "podway" cannot get path "/readyz"')
+            return {}
         words = [unquote(word) for word in path.strip("/").split("/")]
         if words[:1] == ["apis"] and len(words) in (2, 3):
-            return self._group(words[1])
+            return self._group(words[1], words[2] if len(words) == 3 else None)
         plural, namespace, name, part = self._target(words)
-        if self.forbidden(method, plural):
+        if not self.ready or self.forbidden(method, plural):
             verb = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
             group = KINDS[plural][0]
-            what = f'{plural} is forbidden: User "tester" cannot {verb} resource "{plural}" in API group "{group}"'
+            what = f'{plural} is forbidden: User "podway" cannot {verb} resource "{plural}" in API group "{group}"'
             raise Refused(403, "Forbidden", f'{what} in the namespace "{namespace}"', kind=plural)
+        try:
+            return self._do(method, plural, namespace, name, part, query, body)
+        except Refused as error:  # a kind is called with its group
+            group = KINDS[plural][0]
+            if group and error.message.startswith(f'{plural} "'):
+                error.message = f"{plural}.{group}{error.message.removeprefix(plural)}"
+            raise
+
+    def _do(
+        self, method: str, plural: str, namespace: str, name: str, part: str, query: dict[str, str], body: Fields
+    ) -> Fields:
         if method == "GET":
             return self.objects.get(plural, namespace, name) if name else self._list(plural, namespace, query)
         if method == "POST":
@@ -65,9 +91,9 @@ class Api:
             return self._delete(plural, namespace, name, body)
         raise Refused(405, "MethodNotAllowed", f"{method} is not supported")
 
-    def _group(self, group: str) -> Fields:
-        if group not in self.groups:
-            raise Refused(404, "NotFound", "the server could not find the requested resource")
+    def _group(self, group: str, version: str | None) -> Fields:
+        if group not in self.groups or version not in (None, self.groups[group]):
+            raise Refused(404, "", NO_PAGE)
         version = self.groups[group]
         return {
             "kind": "APIGroup",
@@ -76,7 +102,7 @@ class Api:
         }
 
     def _target(self, words: list[str]) -> tuple[str, str, str, str]:
-        missing = Refused(404, "NotFound", "the server could not find the requested resource")
+        missing = Refused(404, "", NO_PAGE)
         if words[:2] == ["api", "v1"]:
             group, rest = "", words[2:]
         elif words[0] == "apis" and len(words) > 3 and self.groups.get(words[1]) == words[2]:
@@ -98,17 +124,21 @@ class Api:
 
     def _create(self, plural: str, namespace: str, body: Fields) -> Fields:
         group, kind, _ = KINDS[plural]
-        name = (body.get("metadata") or {}).get("name")
-        if not name:
-            raise Refused(422, "Invalid", f"{kind} is invalid: metadata.name: Required value")
+        body = with_defaults(plural, body)
+        what = f'{kind}{f".{group}" if group else ""} "{(body.get("metadata") or {}).get("name") or ""}" is invalid'
         against = schema(plural)
-        wrong = problems(body, against) if against is not None else []
-        if wrong:
-            raise Refused(422, "Invalid", f'{kind}.{group} "{name}" is invalid: {"; ".join(wrong[:5])}', name=name)
-        if plural == "configmaps" and len(json.dumps(body)) > 1 << 20:
-            raise Refused(
-                422, "Invalid", f'ConfigMap "{name}" is invalid: []: Too long: may not be more than 1048576 bytes'
-            )
+        wrong = metadata_problems(body)
+        broken = problems(body, against) if against is not None else []
+        if against is not None and (broken or not (body.get("metadata") or {}).get("name")):
+            broken = [*broken, UNCHECKED]
+        if wrong or broken:
+            raise Refused(422, "Invalid", f"{what}: {listed([*wrong, *broken])}")
+        if too_large(plural, body):
+            raise Refused(422, "Invalid", f"{what}: []: Too long: may not be more than {MOST_DATA} bytes")
+        denied = jobset_problems(body) if plural == "jobsets" else []
+        if denied:
+            webhook = 'admission webhook "vjobset.kb.io" denied the request'
+            raise Refused(422, "Invalid", f"{webhook}: {what}: {listed(denied)}")
         return self.objects.create(plural, namespace, body)
 
     def _patch(self, plural: str, namespace: str, name: str, part: str, body: Fields) -> Fields:
@@ -210,8 +240,12 @@ class _Handler(BaseHTTPRequestHandler):
             if len(words) == 7 and words[4] == "pods" and words[6] in ("exec", "log"):
                 self._pass_on(words[3], unquote(words[5]), words[6], url.query)
                 return
-            self._send(200, api.answer(self.command, url.path, query, json.loads(data) if data else {}))
+            answer = api.answer(self.command, url.path, query, json.loads(data) if data else {})
+            self._send(201 if self.command == "POST" else 200, answer)
         except Refused as error:
+            if not error.reason:
+                self._send_bytes(error.status, "text/plain; charset=utf-8", error.message.encode())
+                return
             details = error.details or None
             self._send(
                 error.status,
@@ -227,9 +261,11 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def _send(self, status: int, body: Fields) -> None:
-        data = json.dumps(body).encode()
+        self._send_bytes(status, "application/json", json.dumps(body).encode())
+
+    def _send_bytes(self, status: int, kind: str, data: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -238,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
         """To the pod's node, byte for byte in both directions."""
         api = self.server.api
         if api.forbidden("POST", f"pods/{part}"):
-            what = f'pods "{name}" is forbidden: User "tester" cannot create resource "pods/{part}" in API group ""'
+            what = f'pods "{name}" is forbidden: User "podway" cannot create resource "pods/{part}" in API group ""'
             raise Refused(403, "Forbidden", f'{what} in the namespace "{namespace}"', name=name)
         pod = api.objects.get("pods", namespace, name)
         node = api.objects.get("nodes", "", (pod.get("spec") or {}).get("nodeName") or "")
