@@ -113,6 +113,15 @@ def test_kueue_of_either_version_or_none(kueue: str | None, tmp_path: Path, monk
         assert two.blocked.reason == "queue multislice-queue has a quota of 16 such chips, and 32 are asked for"
 
 
+def test_a_queue_that_is_not_there(kubernetes: RunningKubernetes, tmp_path: Path) -> None:
+    """Known before anything is made."""
+    kubernetes.set_quota(16)
+    (tmp_path / "gke.yaml").write_text("queue: nobodys\n")
+    (offer,) = GkeProvider(tmp_path).offers(V6E, 1)
+    said = "Kueue has no queue nobodys in namespace default (name one of these in gke.yaml: multislice-queue)"
+    assert offer.blocked is not None and offer.blocked.reason == said
+
+
 def test_labels_that_kubernetes_cannot_have(kubernetes: RunningKubernetes, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be a label"):
         GkeProvider(tmp_path).render("demo", msgspec.structs.replace(ORDER, labels={"team": "a b"}))

@@ -2,7 +2,7 @@
 
 Both are read before a launch, a few seconds at most, and only said: a node pool may grow, a quota may be freed, and a job that waits in
 Kueue's queue is what the queue is for. An offer is blocked only where the cluster cannot be reached, refuses its caller, has no
-JobSet, or has Kueue quota for less than the task asks for at all.
+JobSet, or has no such Kueue queue, or one with quota for less than the task asks for at all.
 """
 
 import contextlib
@@ -16,13 +16,17 @@ from podway.catalog.slices import Slice
 from podway.errors import ProviderError, UserError
 from podway.order import Order
 from podway.providers import Blocked, Offer
-from podway.providers.gke.api import Fields, KubernetesApi
+from podway.providers.gke.api import Fields, KubernetesApi, NotFound
 from podway.providers.gke.clusters import KUEUE, Clusters
 from podway.providers.gke.manifests import NODE_POOL, TPU, JobSetContext, node_selector, slice_of
 from podway.task.task import Resources
 
 LOOK_S = 5.0
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
+
+
+class NoQueue(UserError):
+    """The queue that the settings name is not there."""
 
 
 class QueueQuota(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,9 +139,11 @@ def _quota(api: KubernetesApi, target: JobSetContext, tpu: Slice) -> QueueQuota 
         try:
             group = api.call("GET", KUEUE, timeout=LOOK_S)
             base = f"{KUEUE}/{group['preferredVersion']['version']}"
-            local = api.call("GET", f"{base}/namespaces/{target.namespace}/localqueues/{queue}", timeout=LOOK_S)
+            local = _local_queue(api, base, target.namespace, queue)
             behind = api.call("GET", f"{base}/clusterqueues/{local['spec']['clusterQueue']}", timeout=LOOK_S)
             flavors = api.read_items(f"{base}/resourceflavors", {}, LOOK_S)
+        except NoQueue:
+            raise
         except UserError:
             return None  # no right to read quotas: Kueue says what it says when the job waits
         fitting = {one["metadata"]["name"] for one in flavors if _fits(one, tpu)}
@@ -147,6 +153,19 @@ def _quota(api: KubernetesApi, target: JobSetContext, tpu: Slice) -> QueueQuota 
             used=sum(_chips((behind.get("status") or {}).get("flavorsReservation") or (), fitting, "total")),
         )
     return None
+
+
+def _local_queue(api: KubernetesApi, base: str, namespace: str, queue: str) -> Fields:
+    try:
+        return api.call("GET", f"{base}/namespaces/{namespace}/localqueues/{queue}", timeout=LOOK_S)
+    except NotFound:
+        there = [
+            one["metadata"]["name"] for one in api.read_items(f"{base}/namespaces/{namespace}/localqueues", {}, LOOK_S)
+        ]
+        hint = (
+            f"name one of these in gke.yaml: {', '.join(sorted(there)[:10])}" if there else "ask for a LocalQueue there"
+        )
+        raise NoQueue(f"Kueue has no queue {queue} in namespace {namespace}", hint) from None
 
 
 def _fits(flavor: Fields, tpu: Slice) -> bool:
