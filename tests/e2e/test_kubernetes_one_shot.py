@@ -54,6 +54,12 @@ def job(pod: Podway, name: str) -> str:
     return str(pod.client.jobs(name)[-1].state)
 
 
+def lines_of(pod: Podway, rank: int) -> list[str]:
+    """What a rank of the run `long` has printed so far."""
+    lines = pod.log_text("long", 1, rank=rank, follow=False).splitlines()
+    return [line.partition(") ")[2] for line in lines]
+
+
 def test_it_runs_to_its_end_with_ranks_secrets_and_exit_codes(
     cluster: RunningKubernetes, pod: Podway, tmp_path: Path
 ) -> None:
@@ -125,12 +131,14 @@ def test_a_server_that_is_killed_loses_no_line_and_cancel_frees_the_chips(
     assert "taken by a one-shot run" in podway(pod, *RUN, "-c", "long", "echo no", code=1)
     podway(pod, "cancel", "-y", "other")
     wait_until(lambda: job(pod, "other") == "CANCELLED", 60, "the waiting one to be cancelled")
+    before = [lines_of(pod, rank) for rank in range(4)]
+    for rank in range(4):  # every rank's output comes again
+        wait_until(lambda rank=rank: len(lines_of(pod, rank)) > len(before[rank]), 60, "more output")
     podway(pod, "cancel", "-y", "long")
     wait_until(lambda: job(pod, "long") == "CANCELLED", 60, "the running one to be cancelled")
     assert cluster.nodes is not None and cluster.nodes.processes() == 0
-    for rank in range(2):
-        lines = pod.log_text("long", 1, rank=rank).splitlines()
-        words = [line.partition(") ")[2] for line in lines]
+    for rank in range(4):
+        words = lines_of(pod, rank)
         assert words == [*(f"line {n}" for n in range(1, len(words))), "checkpoint"], words
     # Somebody deletes the JobSet: the job has failed and says so, and its Secret goes with the JobSet.
     podway(pod, *RUN, "-c", "lost", "-d", "--secret", "KEY=value-of-it", "echo up; sleep 1000")

@@ -16,7 +16,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from podway.decoding import from_json
 from podway.errors import ProviderError, UserError
@@ -110,17 +110,23 @@ def _write(descriptor: int, data: bytes) -> None:
 def _send_input(session: PodSession, loop: asyncio.AbstractEventLoop) -> None:
     """In a thread: stdin may be a file, which no event loop waits for."""
     with contextlib.suppress(OSError, RuntimeError):  # the loop is closed: the command has ended
-        while data := os.read(0, CHUNK):
-            loop.call_soon_threadsafe(session.write, STDIN, data)
-            while session.unsent() > MOST_UNSENT:
+        while session.is_open() and (data := os.read(0, CHUNK)):
+            loop.call_soon_threadsafe(_quietly, session.write, STDIN, data)
+            while session.is_open() and session.unsent() > MOST_UNSENT:
                 time.sleep(0.01)
-        loop.call_soon_threadsafe(session.end_input)
+        loop.call_soon_threadsafe(_quietly, session.end_input)
+
+
+def _quietly(call: Callable[..., None], *what: object) -> None:
+    """What cannot be sent any more does not matter: the end of the connection is seen where it is read."""
+    with contextlib.suppress(OSError):
+        call(*what)
 
 
 def _send_sizes(session: PodSession) -> None:
     def send() -> None:
         size = os.get_terminal_size(0)
-        session.write(RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
+        _quietly(session.write, RESIZE, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, send)
     send()

@@ -68,8 +68,14 @@ class PodSession:
                 return message[0], message[1:]
 
     def write(self, channel: int, data: bytes) -> None:
-        """Bytes for one of its streams, sent as soon as they can be."""
+        """Bytes for one of its streams, sent as soon as they can be; OSError once the connection is gone."""
+        if not self.is_open():
+            raise ConnectionResetError("the connection is closed")
         self._writer.write(frame(_BINARY, bytes([channel]) + data, masked=True))
+
+    def is_open(self) -> bool:
+        """Whether anything can still be sent."""
+        return not self._writer.is_closing()
 
     def unsent(self) -> int:
         """How many bytes wait to be sent."""
