@@ -95,8 +95,10 @@ def _message(line: str) -> str:
 
 
 def _next(lines: list[str], at: int, expected: str) -> int:
-    """Where the line behind must be: here, or behind log lines of hosts that were late."""
-    while at < len(lines) and LOG_LINE.match(lines[at]) and not (LOG_LINE.match(expected)):
+    """Where the line behind must be: here, or behind log lines of hosts that were late and what is told while one waits."""
+    while (
+        at < len(lines) and not LOG_LINE.match(expected) and (LOG_LINE.match(lines[at]) or lines[at].startswith("├── "))
+    ):
         at += 1
     return len(lines) if LOG_LINE.match(expected) else at
 

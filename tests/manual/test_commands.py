@@ -63,6 +63,7 @@ def test_what_is_not_typed_has_a_reason() -> None:
         ("start\n(all 4 hosts) rank 0\nend", "start\n(hosts 0-2) rank 0\n(worker3, rank=3) rank 3\nend", None),
         ("start\n(all 4 hosts) rank 0\nend", "start\n(worker3, rank=3) rank 3\n(hosts 0-2) rank 0\nend", None),
         ("(all 4 hosts) rank 0\nend", "(all 4 hosts) rank 0\nsomething\nend", "end"),
+        ("submitted\nstarted", "submitted\n├── Waiting: for its hosts\nstarted", None),
     ],
 )
 def test_what_a_page_shows_is_looked_for(shown: str, printed: str, absent: str | None) -> None:

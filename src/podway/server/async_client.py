@@ -68,7 +68,7 @@ def _stream(
 
 
 class AsyncClient:
-    """See the module docstring, and `Client` for what each method does."""
+    """The methods of `Client`, to be awaited. Cancelling a call ends it at once, and never the job."""
 
     def __init__(self, url: str | None = None, token: str | None = None, *, retry_s: float = RETRY_S) -> None:
         self._client = Client(url, token, retry_s=retry_s)

@@ -63,7 +63,10 @@ class LogKeywords(TypedDict, total=False):
 
 
 class Client(ServiceCalls, RunCalls):
-    """See the module docstring. Every method raises UserError, with what to do, when it cannot do what it is asked."""
+    """Everything the command line does, against a team's server (after `podway login`, or by `url` and `token`) or this machine's own.
+
+    Every method raises UserError, with what to do, when it cannot do what it is asked.
+    """
 
     def __init__(self, url: str | None = None, token: str | None = None, *, retry_s: float = RETRY_S) -> None:
         self._connection = ServerConnection(url, token, retry_s)
