@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from podway.errors import ProviderError, UserError
 from podway.order import Host, Order
 from podway.providers.gke.api import KubernetesApi
+from podway.providers.gke.diagnose import diagnose
 from podway.providers.gke.kubeconfig import credentials, find_context, read_contexts
 from podway.providers.gke.provider import GkeProvider
+from podway.providers.gke.rights import LEAST, OF_KUEUE
 from podway.providers.gke.settings import parse_settings
 from podway.providers.gke.streams import frame, read_message
 from podway.sandbox.kubernetes.running import RunningKubernetes, running_kubernetes
@@ -251,6 +253,55 @@ def _answer_once(listener: socket.socket, answer: bytes) -> None:
     with connection:
         connection.recv(65536)
         connection.sendall(answer)
+
+
+def findings(root: Path) -> dict[str, tuple[bool, str]]:
+    return {one.what: (one.ok, one.note) for one in diagnose(root)}
+
+
+def test_doctor_says_what_a_launch_would_miss(kubernetes: RunningKubernetes, tmp_path: Path) -> None:
+    """Rights, the queue, and whatever else gke.yaml names; nothing wrong where all of it is there."""
+    (tmp_path / "gke.yaml").write_text(
+        "queue: multislice-queue\npriority_class: high\nservice_account: trainer\npull_secret: login\n"
+    )
+    found = findings(tmp_path)
+    assert found["Kueue"] == (False, "namespace default has no LocalQueue multislice-queue")
+    for what in ("priority class high", "service account trainer", "pull secret login"):
+        assert found[what] == (False, "gke.yaml names it, and it is not there")
+    assert found["rights"] == (True, "those that are needed in namespace default") and found["JobSet"][0]
+    kubernetes.set_quota(16)
+    for plural, namespace, name in (
+        ("priorityclasses", "", "high"),
+        ("serviceaccounts", "default", "trainer"),
+        ("secrets", "default", "login"),
+    ):
+        kubernetes.objects.create(plural, namespace, {"metadata": {"name": name}})
+    found = findings(tmp_path)
+    assert all(ok for ok, _ in found.values()), found
+    assert found["Kueue"][1] == "v1beta1, queue multislice-queue of cluster-queue"
+    kubernetes.api.forbidden = lambda method, plural: (
+        plural in ("pods/exec", "priorityclasses") or (method, plural) == ("PATCH", "workloads")
+    )
+    found = findings(tmp_path)
+    assert found["rights"] == (
+        False,
+        "you may not create pods/exec, get pods/exec, patch workloads in namespace default",
+    )
+    assert found["priority class high"] == (True, "no right to see whether it is there")
+
+
+def test_the_role_that_is_written_down_is_what_is_checked() -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / "kubernetes.md").read_text()
+    role = yaml.safe_load(text[text.index("apiVersion: rbac") : text.index("```", text.index("apiVersion: rbac"))])
+    written = {
+        (group, kind, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for kind in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    checked = {(group, kind, verb) for group, kind, verbs in (*LEAST, *OF_KUEUE) for verb in verbs}
+    assert checked <= written
 
 
 def test_the_least_rights_that_are_written_down_are_enough(kubernetes: RunningKubernetes, tmp_path: Path) -> None:

@@ -34,12 +34,17 @@ KINDS = {
     "configmaps": ("", "ConfigMap", True),
     "secrets": ("", "Secret", True),
     "events": ("", "Event", True),
+    "serviceaccounts": ("", "ServiceAccount", True),
+    "priorityclasses": ("scheduling.k8s.io", "PriorityClass", False),
     "jobsets": ("jobset.x-k8s.io", "JobSet", True),
     "workloads": ("kueue.x-k8s.io", "Workload", True),
     "localqueues": ("kueue.x-k8s.io", "LocalQueue", True),
     "clusterqueues": ("kueue.x-k8s.io", "ClusterQueue", False),
     "resourceflavors": ("kueue.x-k8s.io", "ResourceFlavor", False),
 }
+BUILT_IN = {"scheduling.k8s.io": "v1"}
+REVIEWS = ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"]
+METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 COPY = 64 << 10
 NO_PAGE = "404 page not found\n"  # the answer, not in JSON, to a path of which nobody knows the kind
 
@@ -50,7 +55,7 @@ class Api:
     def __init__(self, objects: Objects, *, token: str, groups: dict[str, str]) -> None:
         self.objects = objects
         self.token = token
-        self.groups = groups  # group -> its version, for those that are installed
+        self.groups = BUILT_IN | groups  # group -> its version, for those that are installed
         self.node_token = ""  # what the nodes know this API by
         self.ready = True  # whether it has read who may do what; until then everything is forbidden
         self.forbidden: Callable[[str, str], bool] = lambda method, plural: False
@@ -64,6 +69,10 @@ class Api:
         words = [unquote(word) for word in path.strip("/").split("/")]
         if words[:1] == ["apis"] and len(words) in (2, 3):
             return self._group(words[1], words[2] if len(words) == 3 else None)
+        if words == REVIEWS:
+            return self._review(body["spec"]["resourceAttributes"])
+        if words == ["version"]:
+            return {"gitVersion": "v1.36.4"}
         plural, namespace, name, part = self._target(words)
         if not self.ready or self.forbidden(method, plural):
             verb = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
@@ -90,6 +99,11 @@ class Api:
         if method == "DELETE":
             return self._delete(plural, namespace, name, body)
         raise Refused(405, "MethodNotAllowed", f"{method} is not supported")
+
+    def _review(self, asked: Fields) -> Fields:
+        """Whether the caller may do it."""
+        plural = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        return {"status": {"allowed": self.ready and not self.forbidden(METHODS[asked["verb"]], plural)}}
 
     def _group(self, group: str, version: str | None) -> Fields:
         if group not in self.groups or version not in (None, self.groups[group]):
