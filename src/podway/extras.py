@@ -22,6 +22,8 @@ EXTRAS = {
     "gcp": ("google.cloud.tpu_v2", "google.auth", "google.cloud.storage", "asyncssh"),
     "sandbox": ("grpc", "google.cloud.tpu_v2", "google_crc32c"),
     "postgres": ("psycopg",),
+    "s3": ("boto3",),
+    "hub": ("huggingface_hub",),
 }
 # Modules that only some uses of an extra need, so that `require` does not ask for them.
 OPTIONAL = {"gcsfs": "gcp", "google": "gcp", "llguidance": "serve", "huggingface_hub": "serve"}

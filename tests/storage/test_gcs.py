@@ -12,8 +12,10 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.hosts.tree import TreeManifest, scan
 from podway.sandbox.running import Running
+from podway.storage import downloads
 from podway.storage.address import Address, parse, split_login
-from podway.storage.gcs import Buckets, Kept, open_buckets, tree_of
+from podway.storage.downloads import Downloads, Kept, tree_of
+from podway.storage.gcs import Buckets, open_buckets
 
 MANY = {f"shard{n:02}/part-{n}.bin": bytes([n]) * (1000 * n) for n in range(20)}
 
@@ -26,6 +28,10 @@ def buckets(storage: Running, tmp_path: Path) -> Buckets:
 @pytest.fixture
 def blobs(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "blobs")
+
+
+def download(buckets: Buckets, address: Address, blobs: BlobStore) -> TreeManifest:
+    return Downloads(blobs.root.parent / "cache").tree(buckets, address, blobs)
 
 
 def fresh() -> Address:
@@ -57,10 +63,10 @@ def test_what_goes_up_comes_down_and_only_once(buckets: Buckets, blobs: BlobStor
     blobs.put(b"changed")
     assert buckets.upload(below, scan(tmp_path / "source").manifest, blobs) == 1
     other = BlobStore(tmp_path / "elsewhere")
-    found = buckets.download(below, other)
+    found = download(buckets, below, other)
     assert contents(found, other) == MANY | {"shard07/part-7.bin": b"changed"}
     assert TreeManifest.decode(found.encode()) == found
-    assert contents(buckets.download(parse(f"gs://{address.bucket}"), other), other).keys() == {
+    assert contents(download(buckets, parse(f"gs://{address.bucket}"), other), other).keys() == {
         f"runs/one/{name}" for name in MANY
     }
 
@@ -78,17 +84,15 @@ def test_a_generation_is_downloaded_once(
         fetched.append(one.name)
         return real(one, blobs)
 
-    from podway.storage import gcs
-
-    real = gcs._fetched
-    monkeypatch.setattr(gcs, "_fetched", watched)
-    first = buckets.download(address, other)
+    real = downloads._fetched
+    monkeypatch.setattr(downloads, "_fetched", watched)
+    first = download(buckets, address, other)
     assert sorted(fetched) == ["a", "b/c"]
-    assert buckets.download(address, other) == first and len(fetched) == 2
+    assert download(buckets, address, other) == first and len(fetched) == 2
     (tmp_path / "source" / "a").write_bytes(b"new")
     blobs.put(b"new")
     buckets.upload(address, scan(tmp_path / "source").manifest, blobs)
-    assert contents(buckets.download(address, other), other) == {"a": b"new", "b/c": b"22"}
+    assert contents(download(buckets, address, other), other) == {"a": b"new", "b/c": b"22"}
     assert fetched[2:] == ["a"]
 
 
@@ -96,16 +100,16 @@ def test_one_object_is_one_file(buckets: Buckets, blobs: BlobStore, tmp_path: Pa
     address = fresh()
     buckets.ensure(address)
     buckets.upload(address, tree(tmp_path / "source", {"deep/one.txt": b"1", "deep/one.txt.bak": b"2"}, blobs), blobs)
-    found = buckets.download(Address(address.bucket, "deep/one.txt"), blobs)
+    found = download(buckets, Address(address.bucket, "deep/one.txt"), blobs)
     assert (found.root, contents(found, blobs)) == ("file", {"one.txt": b"1"})
     with pytest.raises(UserError, match=r"deep/on: nothing is there"):
-        buckets.download(Address(address.bucket, "deep/on"), blobs)
+        download(buckets, Address(address.bucket, "deep/on"), blobs)
 
 
 def test_a_bucket_that_is_not_there_is_said(buckets: Buckets, blobs: BlobStore) -> None:
     address = fresh()
     with pytest.raises(UserError, match=f"gs://{address.bucket} does not exist") as caught:
-        buckets.download(address, blobs)
+        download(buckets, address, blobs)
     assert "`name:`" in caught.value.hint
 
 
@@ -136,7 +140,7 @@ def test_each_missing_permission_is_named(
     )  # fmt: skip
     with pytest.raises(UserError, match=f"the permission {permission} is missing") as caught:
         if action == "download":
-            buckets.download(address, BlobStore(tmp_path / "other"))
+            download(buckets, address, BlobStore(tmp_path / "other"))
         elif action == "upload":
             buckets.upload(address, manifest, blobs)
         else:

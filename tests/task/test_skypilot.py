@@ -368,13 +368,29 @@ def test_file_mounts(tmp_path: Path) -> None:
     assert task.volumes == (Volume(path="/g", name="vol", size_gb=10, read_only=True),)
 
 
+def test_stores_to_copy_from() -> None:
+    task = read("""
+        file_mounts:
+          /a: s3://bucket/below
+          /b: {name: bucket, store: s3, mode: COPY}
+          /c: hf://org/model@main/part
+          /d: {source: hf://datasets/org/data, mode: COPY}
+        """)
+    uris = ["s3://bucket/below", "s3://bucket", "hf://org/model@main/part", "hf://datasets/org/data"]
+    assert [mount.source for mount in task.file_mounts] == [Bucket(uri=uri, mode="COPY") for uri in uris]
+
+
 @pytest.mark.parametrize(
     ("mount", "says"),
     [
-        ("/x: s3://bucket", "s3://"),
         ("/x: r2://bucket", "r2://"),
-        ("/x: {source: s3://bucket}", "s3://"),
-        ("/x: {name: n0-bucket, store: s3}", "a s3 store"),
+        ("/x: {source: s3://bucket}", "s3://bucket can be copied, not mounted"),
+        ("/x: {name: n0-bucket, store: s3}", "can be copied, not mounted"),
+        ("/x: {name: n0-bucket, store: s3, mode: COPY, source: .}", "local files cannot be put into s3://n0-bucket"),
+        ("/x: {name: n0-bucket, store: r2}", "a r2 store"),
+        ("/x: hf://model", "not a repository of the hub"),
+        ("/x: hf://buckets/org/name", "a bucket of the hub"),
+        ("/x: {source: 'hf://org/model', mode: MOUNT_CACHED}", "can be copied, not mounted"),
         ("/x: {name: n0-bucket, store: dropbox}", "not a known value"),
         ("/x: {name: n0-bucket, source: gs://other}", "named by source"),
         ("/x: {mode: MOUNT}", "neither a bucket name"),

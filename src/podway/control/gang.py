@@ -179,7 +179,9 @@ class Gang:
     def _buckets(self) -> Attachment:
         links = [session.link for session in self.fleet.answering()]
         on_hosts = "own-identity" in self.fleet.row.capabilities
-        return Attachment(self.job.task.file_mounts, links, on_hosts=on_hosts)
+        task = self.job.task
+        known = task.env | self.vault.open(self.job.sealed_secrets)
+        return Attachment(task.file_mounts, links, on_hosts=on_hosts, credentials=known)
 
     async def _phase(self, phase: str) -> Exit | None:
         """Start a phase everywhere and see it through; the exit to blame, or None when all is well."""

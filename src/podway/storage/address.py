@@ -1,4 +1,4 @@
-"""Where something lies in object storage: `gs://BUCKET/PREFIX`, taken apart. Pure."""
+"""Where something lies in object storage: `gs://BUCKET/PREFIX`, `s3://…`, `hf://ORG/NAME[@REVISION]/PREFIX`, taken apart. Pure."""
 
 import msgspec
 
@@ -8,9 +8,10 @@ class Address(msgspec.Struct, frozen=True):
 
     bucket: str
     prefix: str = ""
+    scheme: str = "gs"
 
     def __str__(self) -> str:
-        return f"gs://{self.bucket}/{self.prefix}".rstrip("/")
+        return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
     def name_of(self, path: str) -> str:
         """The object of a path below this address."""
@@ -26,5 +27,7 @@ def split_login(endpoint: str) -> tuple[str, str]:
 
 def parse(uri: str) -> Address:
     """The address that the readers of task files have proven to be one."""
-    bucket, _, prefix = uri.removeprefix("gs://").partition("/")
-    return Address(bucket, prefix.strip("/"))
+    scheme, _, rest = uri.partition("://")
+    parts = rest.split("/")
+    own = 1 if scheme != "hf" else 3 if parts[0] in ("datasets", "spaces") else 2  # of the bucket's name
+    return Address("/".join(parts[:own]), "/".join(parts[own:]).strip("/"), scheme)

@@ -11,8 +11,9 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from podway.errors import ProviderError, UserError
@@ -22,7 +23,8 @@ from podway.hosts.manifest import FileTree
 from podway.hosts.sync import HostLink, sync
 from podway.hosts.tree import TreeManifest
 from podway.storage import permissions
-from podway.storage.address import parse, split_login
+from podway.storage.address import Address, parse, split_login
+from podway.storage.downloads import Downloads, ObjectStore
 from podway.storage.render import MOUNTED, WORKDIR, HostMount, flushed, script
 from podway.task.task import Bucket, FileMount
 
@@ -50,7 +52,14 @@ def bucket_mounts(mounts: Sequence[FileMount], endpoint: str | None = None) -> l
 class Attachment:
     """The buckets of one task on the hosts of one cluster."""
 
-    def __init__(self, mounts: Sequence[FileMount], links: Sequence[HostLink], *, on_hosts: bool) -> None:
+    def __init__(
+        self,
+        mounts: Sequence[FileMount],
+        links: Sequence[HostLink],
+        *,
+        on_hosts: bool,
+        credentials: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         # The storage client's own variable: hosts are to use the server that the control side uses.
         endpoint = os.environ.get("STORAGE_EMULATOR_HOST") or None
         # Its login is the server's; hosts with an identity of their own need none.
@@ -58,14 +67,15 @@ class Attachment:
         self._mounts = bucket_mounts(mounts, endpoint)
         self._links = links
         self._on_hosts = on_hosts  # hosts have an identity of their own
+        self._credentials = credentials  # the task's variables and secrets, among which those of other stores may be
 
     async def bring(self, trees: Sequence[FileTree], blobs: BlobStore, *, location: str | None, note: Note) -> None:
         """All of them, one after the other; every step may be repeated. `location` is where a new bucket would be near."""
         new = [mount for mount in self._mounts if mount.source.create]
         uploads = [tree for tree in trees if tree.kind == "bucket"]
-        copies = [mount for mount in self._mounts if mount.source.mode == "COPY" and not self._on_hosts]
-        if new or uploads or copies:  # else hosts do it all, and the server needs no client
-            buckets = await asyncio.to_thread(_open, blobs.root.parent)
+        copies = [mount for mount in self._mounts if mount.source.mode == "COPY" and not self._by_hosts(mount)]
+        if new or uploads:
+            buckets = await asyncio.to_thread(_open_gcs, blobs.root.parent)
             for mount in new:
                 place = location if self._on_hosts else None  # elsewhere a region is not one of Google's
                 if await asyncio.to_thread(buckets.ensure, mount.address, location=place):
@@ -74,8 +84,8 @@ class Attachment:
                 await note(f"Uploading to {tree.target}")
                 manifest = TreeManifest.decode(await asyncio.to_thread(blobs.read, tree.manifest))
                 await asyncio.to_thread(buckets.upload, parse(tree.target), manifest, blobs)
-            for mount in copies:
-                await self._pass_on(mount, buckets, blobs, note)
+        for mount in copies:
+            await self._pass_on(mount, blobs, note)
         for mount in self._mounts:
             if mount not in copies:
                 await self._on_each(mount, note)
@@ -90,12 +100,20 @@ class Attachment:
                 if late:
                     await note(f"Not all that was written to {mount.target} is in {mount.address} yet: {late[0]}")
 
-    async def _pass_on(self, mount: HostMount, buckets: "Buckets", blobs: BlobStore, note: Note) -> None:
+    def _by_hosts(self, mount: HostMount) -> bool:
+        """Whether each host copies for itself: their identity is Google's."""
+        return self._on_hosts and mount.address.scheme == "gs"
+
+    async def _pass_on(self, mount: HostMount, blobs: BlobStore, note: Note) -> None:
         """From the bucket to the server, and from there to the hosts."""
         await note(f"Copying {mount.address} to {mount.target} on {len(self._links)} host(s), by way of the server")
-        manifest = await asyncio.to_thread(buckets.download, mount.address, blobs)
+        manifest = await asyncio.to_thread(self._download, mount.address, blobs)
         target = mount.target if mount.target.startswith(("/", "~")) else f"{WORKDIR}/{mount.target}"
         await sync(self._links, manifest, target, blobs)
+
+    def _download(self, address: Address, blobs: BlobStore) -> TreeManifest:
+        store = _open(address, blobs.root.parent, self._credentials)
+        return Downloads(blobs.root.parent / "cache" / "buckets").tree(store, address, blobs)
 
     async def _on_each(self, mount: HostMount, note: Note) -> None:
         """By each host itself."""
@@ -184,9 +202,25 @@ async def _limit(seconds: float, what: str) -> AsyncIterator[None]:
         raise ProviderError(f"{what} within {seconds:g} s") from None
 
 
-def _open(root: Path) -> "Buckets":
+def _open(address: Address, root: Path, credentials: Mapping[str, str]) -> ObjectStore:
+    """The store of an address. The clients take most of a second to import, and few tasks have buckets."""
     try:
-        # Google's client takes most of a second to import, and few tasks have buckets.
+        if address.scheme == "s3":
+            from podway.storage.s3 import S3Store
+
+            return S3Store(credentials)
+        if address.scheme == "hf":
+            from podway.storage.hub import HubStore
+
+            return HubStore(credentials)
+    except ModuleNotFoundError as error:
+        extra = {"s3": "s3", "hf": "hub"}[address.scheme]
+        raise explain(error, f"{address.scheme}:// storage", extra, "on the server") or error from None
+    return _open_gcs(root)
+
+
+def _open_gcs(root: Path) -> "Buckets":
+    try:
         from podway.storage import gcs
     except ModuleNotFoundError as error:
         raise explain(error, "a bucket", "gcp", "on the server") or error from None

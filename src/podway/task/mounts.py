@@ -1,8 +1,8 @@
 """What appears on the hosts: SkyPilot's workdir, file_mounts and volumes.
 
-A mount is a local path (synced), an address (`gs://` copied, `https://` fetched) or a bucket spelled out as a mapping.
-Addresses of other clouds' stores are refused by name: a job that finds an empty directory is worse than one that does not
-start.
+A mount is a local path (synced), an address (`gs://`, `s3://` and `hf://` copied, `https://` fetched) or a bucket spelled out as a
+mapping. Buckets of S3 and of the Hugging Face hub can only be copied, and addresses of other stores are refused by name: a job that
+finds an empty directory is worse than one that does not start.
 """
 
 import posixpath
@@ -20,6 +20,10 @@ Mode = Literal["COPY", "MOUNT", "MOUNT_CACHED"]
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")  # cloud.google.com/storage/docs/buckets#naming
+_REPOSITORY = re.compile(
+    r"(?:(?:datasets|spaces)/)?[\w.-]+/[\w.-]+(?:@[\w.-]+)?(?:/|$)"
+)  # as huggingface_hub names one
+_STORES = {"gcs": "gs", "s3": "s3", "hf": "hf"}  # `store` in a file, and the scheme of its addresses
 WORKDIR_NAME = "sky_workdir"  # below the home of every host
 _MODES: dict[str, Mode] = {"MOUNT": "MOUNT", "COPY": "COPY", "MOUNT_CACHED": "MOUNT_CACHED"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -97,19 +101,30 @@ def _source(field: Field, local: LocalMachine) -> LocalDir | Bucket | Url:
     scheme = match[1].lower()
     if scheme in ("http", "https"):
         return Url(url=text)
-    return Bucket(uri=_gs_uri(field, scheme, match[2]), mode="COPY")
+    return Bucket(uri=_uri(field, scheme, match[2]), mode="COPY")
 
 
-def _gs_uri(field: Field, scheme: str, rest: str) -> str:
-    if scheme != "gs":
+def _uri(field: Field, scheme: str, rest: str) -> str:
+    """The address of a bucket, or of a repository of the hub."""
+    if scheme not in _STORES.values():
         raise field.error(
-            f"{scheme}:// storage cannot be mounted on a TPU host",
+            f"{scheme}:// storage cannot be brought to a TPU host",
             "copy the data to a gs:// bucket, or fetch it in `setup`",
         )
+    if scheme == "hf":
+        if rest.startswith("buckets/"):
+            raise field.error(
+                "a bucket of the hub cannot be copied here", "put the files into a dataset: hf://datasets/ORG/NAME"
+            )
+        if not _REPOSITORY.match(rest):
+            raise field.error(
+                f"`{rest}` is not a repository of the hub", "write hf://ORG/MODEL or hf://datasets/ORG/NAME"
+            )
+        return f"hf://{rest}".rstrip("/")
     name, _, prefix = rest.partition("/")
     if not _BUCKET.fullmatch(name):
-        raise field.error(f"`{name}` is not the name of a bucket", "write gs://BUCKET or gs://BUCKET/PATH")
-    return f"gs://{name}/{prefix}".rstrip("/")
+        raise field.error(f"`{name}` is not the name of a bucket", f"write {scheme}://BUCKET or {scheme}://BUCKET/PATH")
+    return f"{scheme}://{name}/{prefix}".rstrip("/")
 
 
 def _store(field: Field) -> str:
@@ -119,9 +134,9 @@ def _store(field: Field) -> str:
 
 def _bucket(field: Field, local: LocalMachine, notes: list[str]) -> Bucket | Url:
     store = field.get("store")
-    if store and _store(field) != "gcs":
+    if store and _store(field) not in _STORES:
         raise store.error(
-            f"a {_store(field)} store cannot be mounted on a TPU host",
+            f"a {_store(field)} store cannot be brought to a TPU host",
             "use `store: gcs`, or copy the data to a gs:// bucket",
         )
     name, source = field.get("name"), field.get("source")
@@ -140,13 +155,22 @@ def _bucket(field: Field, local: LocalMachine, notes: list[str]) -> Bucket | Url
         options=_options(field),
     )
     if source and address:
-        uri = _gs_uri(source, address[1].lower(), address[2])
-        return msgspec.structs.replace(common, uri=uri)
-    if name is None:
+        uri = _uri(source, address[1].lower(), address[2])
+    elif name is None:
         raise field.error("neither a bucket name nor a gs:// source", "add `name:` or `source: gs://...`")
-    uri = _gs_uri(name, "gs", name.words())
+    else:
+        uri = _uri(name, _STORES[_store(field)], name.words())
+    scheme = uri.partition("://")[0]
+    if scheme != "gs" and mode != "COPY":
+        raise (source or name or field).error(
+            f"{uri} can be copied, not mounted", "add `mode: COPY`; what the task writes is not put back"
+        )
+    if source and address:
+        return msgspec.structs.replace(common, uri=uri)
+    if scheme != "gs" and source:
+        raise source.error(f"local files cannot be put into {uri}", "use `store: gcs`, or upload them yourself")
     upload = _uploads(source, local) if source else ()
-    return msgspec.structs.replace(common, uri=uri, create=True, upload=upload)
+    return msgspec.structs.replace(common, uri=uri, create=scheme == "gs", upload=upload)
 
 
 def _uploads(source: Field, local: LocalMachine) -> tuple[str, ...]:

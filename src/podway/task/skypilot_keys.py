@@ -168,9 +168,10 @@ _STORAGE = Table(
     keys={
         "name": _about(Text(), "The bucket; created when absent."),
         "source": _about(
-            Either(options=(ListOf(item=Text()), Text())), "A gs:// address, or local files to put into the bucket."
+            Either(options=(ListOf(item=Text()), Text())),
+            "A gs://, s3:// or hf:// address, or local files to put into the bucket.",
         ),
-        "store": _about(Text(choices=STORES), "Where the bucket is; gcs here."),
+        "store": _about(Text(choices=STORES), "Where the bucket is: gcs; s3 and hf to copy from."),
         "mode": _about(Text(choices=("MOUNT", "COPY", "MOUNT_CACHED")), "How it appears; MOUNT when absent."),
         "persistent": _about(Flag(), "Keep the bucket when the cluster goes (true)."),
         "type": _about(
@@ -186,7 +187,11 @@ _STORAGE = Table(
                         Table(
                             keys={
                                 "read_only": _about(Flag(), "Mount it read-only."),
-                                "hf_mount_args": _about(ListOf(item=Text()), "For `hf` stores.", note="no `hf` here"),
+                                "hf_mount_args": _about(
+                                    ListOf(item=Text()),
+                                    "For `hf` stores.",
+                                    note="a repository of the hub is copied, not mounted",
+                                ),
                             }
                         ),
                         "Tuning of MOUNT.",

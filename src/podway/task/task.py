@@ -71,7 +71,7 @@ class Git(TaskPart, frozen=True, tag="git"):
 class Bucket(TaskPart, frozen=True, tag="bucket"):
     """Object storage, copied or mounted."""
 
-    uri: str  # gs://name/prefix
+    uri: str  # gs://name/prefix, or to copy from: s3://name/prefix, hf://org/name@revision/prefix
     mode: Literal["COPY", "MOUNT", "MOUNT_CACHED"] = "MOUNT"
     create: bool = False  # make the bucket when it is absent
     persistent: bool = True
