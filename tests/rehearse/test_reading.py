@@ -2,13 +2,13 @@
 
 import pytest
 
-from podway.plan.chips import STRAGGLER_LOSS_PER_DOUBLING
+from podway.plan.chips import STRAGGLER_LOSS_PER_DOUBLING, device_of
 from podway.rehearse.fabric import groups_in
 from podway.rehearse.hlo import Instruction, read_module
 from podway.rehearse.kernels import attention_of, grouped_of
 from podway.rehearse.memory import array_name, read_memory
 from podway.rehearse.program import Attention, Program, asynchronous, each
-from podway.rehearse.reading import read_program
+from podway.rehearse.reading import program_of, read_program
 from podway.rehearse.timeline import estimate
 from tests.rehearse.recorded import fabric, text
 
@@ -160,6 +160,24 @@ def test_slices_exchange_by_a_rendezvous() -> None:
     assert dcn is not None
     slowest = 1 + STRAGGLER_LOSS_PER_DOUBLING
     assert estimate(program, both).point == pytest.approx(slowest * 2 * 2**22 / 2 / dcn)
+
+
+def test_transfers_to_the_host_take_its_link() -> None:
+    """A slice that is written to a stack in host memory (S(5)), and one that is fetched: each way has a lane of its own."""
+    stack, slice = "bf16[28,1024,1024]{2,1,0:T(8,128)(2,1)S(5)}", "bf16[1,1024,1024]{2,1,0:T(8,128)(2,1)}"
+    lines = (
+        "HloModule m, is_scheduled=true\n\nENTRY %main (a: f32[8]) -> f32[8] {\n"
+        f"  %s = {stack} parameter(0)\n  %a = {slice} parameter(1)\n  %i = s32[] parameter(2)\n"
+        f"  %out = (({stack}, {slice}, s32[]), {stack}, u32[]{{:S(2)}}) async-start(%s, %a, %i), calls=%x\n"
+        f"  %in = (({stack}, s32[]), {slice}, u32[]{{:S(2)}}) async-start(%s, %i), calls=%y\n"
+        f"  %out-done = {stack} async-done(%out), calls=%x\n"
+        f"  ROOT %in-done = {slice} async-done(%in), calls=%y\n}}\n"
+    )
+    where = fabric("v5litepod-4")
+    found = program_of(read_module(lines), where, complete=False)
+    assert {op.name: (op.host, op.bytes) for op in found.ops if op.host} == {"out": ("out", 2**21), "in": ("in", 2**21)}
+    seconds = 2**21 / device_of("v5e").host_bandwidth
+    assert estimate(found, where).point == pytest.approx(seconds), "both ways at once"
 
 
 def test_memory_by_name() -> None:

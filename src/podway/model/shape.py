@@ -233,13 +233,16 @@ class ModelShape(Record, frozen=True, kw_only=True):
         return tuple(a.window if a.windowed[i % len(a.windowed)] else None for i in range(self.layers))
 
 
-@cache
 def layer_kinds(shape: ModelShape) -> tuple[ModelShape, ...]:
     """Shapes whose layers all hold arrays of the same sizes, and whose layers together are those of the model."""
-    experts, full = shape.experts, shape.full_layers
+    experts = shape.experts
     mixed = experts is not None and (experts.dense_first or experts.every > 1)
-    if not mixed and full is None:
-        return (shape,)
+    return _mixed_kinds(shape) if mixed or shape.full_layers else (shape,)
+
+
+@cache
+def _mixed_kinds(shape: ModelShape) -> tuple[ModelShape, ...]:
+    experts = shape.experts
     counts: dict[tuple[bool, int | None], int] = {}
     for layer, window in enumerate(shape.layer_windows):
         kind = (experts is not None and experts.at(layer), window)

@@ -27,7 +27,7 @@ from podway.plan.chips import (
     Device,
 )
 from podway.plan.kernels import blocks_of
-from podway.plan.memory import adapter_params, held_params, misaligned
+from podway.plan.memory import adapter_params, held_params, misaligned, saved_bytes_per_token
 from podway.plan.network import MeshPlacement, dcn_reduce_seconds
 from podway.plan.products import dispatch_seconds, head_product, layer_products, layer_weights, needed_again, widths
 from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training
@@ -204,12 +204,14 @@ def attention_block(seq: int, largest: int) -> int:
 def _host(
     shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float, layer: _Layer
 ) -> float:
-    """What a layer's transfers to host memory take beyond its forward pass, and those back beyond its backward pass."""
+    """What a layer's transfers to host memory take beyond the part of its forward pass that they run beside; likewise those back."""
     if not training.offload:
         return 0.0
-    width = widths(shape, mesh.tensor, mesh.expert)
-    seconds = COMPUTE_BYTES * tokens * sum(width[name] for name in training.offload) / device.host_bandwidth
-    return max(0.0, seconds - layer.forward) + max(0.0, seconds - layer.backward)
+    moved = tokens * saved_bytes_per_token(shape, mesh, training.offload) / shape.layers
+    seconds = moved / device.host_bandwidth
+    ahead, back = training.program.host_beside
+    passes = (ahead * (layer.forward + layer.hbm / 4), back * (layer.backward + 3 * layer.hbm / 4))
+    return sum(max(0.0, seconds - beside) for beside in passes)
 
 
 def _elementwise_bytes(shape: ModelShape, tensor: int, expert: int, training: Training) -> float:

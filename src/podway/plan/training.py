@@ -50,6 +50,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     beside: tuple[tuple[str, Exchange], ...] = (
         ("v5e", "gather"), ("v5e", "reduce"), ("tpu7x", "gather"), ("tpu7x", "reduce"),
     )  # fmt: skip
+    # The part of a layer's forward and of its backward pass that transfers to and from host memory run beside. Podway's compiled loop
+    # writes at the beginning of the next layer and waits after 0.17 of it; it fetches in the last quarter of a layer (Llama 3.2 3B
+    # on v6e-16, libtpu 0.0.51).
+    host_beside: tuple[float, float] = (0.17, 0.25)
     relayouts: bool = (
         False  # gathered weights whose shards are not whole tiles are copied (not seen in Podway's programs)
     )
@@ -82,6 +86,7 @@ MAXTEXT_2023 = Program(
     casts_once=False,
     logits_share=None,
     beside=(("v5e", "gather"),),
+    host_beside=(1.0, 1.0),
     relayouts=True,
     convention="full-2023",
 )
@@ -94,6 +99,7 @@ MAXTEXT = Program(
     logits_share=None,
     logits_bytes=2,
     beside=(("v5e", "gather"),),
+    host_beside=(1.0, 1.0),  # its recipes ask for it; not compiled here
     expert_tile=(512, 1024, 1024),  # tile_batch_seq, tile_embed_dim and tile_mlp_dim of its base.yml
 )
 # Its v6e recipes: attention in blocks of 2048 with a fused backward pass; int8 products with bfloat16 weight gradients

@@ -11,7 +11,7 @@ import msgspec
 from podway.plan.network import Box
 
 Kind = Literal["matrix", "memory", "kernel", "collective", "prefetch", "wait", "loop", "branch"]
-Lane = tuple[int, int]  # physical axis (-1: the data-centre network, -2: HBM), direction (0 or 1)
+Lane = tuple[int, int]  # physical axis (-1: the data-centre network, -2: HBM, -3: the host), direction (0 or 1)
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,6 +70,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shape: str = ""
     flops: float = 0.0
     bytes: float = 0.0  # through HBM
+    host: Literal["", "in", "out"] = ""  # its bytes come from host memory, or go there
     cycles: int | None = None  # as the compiler expects; only in a program that was compiled to the end
     shuffled: float = 0.0  # elements of a copy from one tiling into another, which the vector unit must take apart
     attention: Attention | None = None

@@ -89,6 +89,8 @@ def _op(module: Module, here: Computation, one: Instruction, fabric: Fabric) -> 
         return Op(name=one.name, kind="collective", what=what, shape=shape, exchange=exchange, starts=starts)
     moved = hbm_bytes(module, here, one)
     if one.opcode.endswith("-start"):
+        if any(part.space == HOST_SPACE for part in one.shapes):
+            return _host_transfer(one, what)
         return Op(name=one.name, kind="prefetch", what=what, shape=shape, bytes=moved, starts=True)
     if is_kernel(one):
         attention, grouped = attention_of(here, one), grouped_of(here, one, 1 / fabric.experts_over)
@@ -100,6 +102,23 @@ def _op(module: Module, here: Computation, one: Instruction, fabric: Fabric) -> 
         name=one.name, kind="matrix" if flops else "memory", what=what, shape=shape, flops=flops, bytes=moved,
         cycles=one.cycles, shuffled=_shuffled(here, one),
     )  # fmt: skip
+
+
+HOST_SPACE, _FEW = 5, 4096
+
+
+def _host_transfer(one: Instruction, what: str) -> Op:
+    """A slice of a stack in host memory that is fetched, or written: what lies in HBM of it goes over the link to the host."""
+    kept = max((part for part in one.shapes if part.space == 0), key=lambda part: part.bytes, default=None)
+    size = float(kept.bytes) if kept is not None else 0.0
+    # A copy names its result first, every other start after its operands; indices and flags are a few bytes.
+    arrays = [part for part in one.shapes if part.bytes > _FEW]
+    result = arrays[0 if one.opcode == "copy-start" else -1] if arrays else None
+    out = result is not None and result.space == HOST_SPACE
+    text = str(kept) if kept is not None else ""
+    return Op(
+        name=one.name, kind="prefetch", what=what, shape=text, bytes=size, host="out" if out else "in", starts=True
+    )
 
 
 def _shuffled(here: Computation, one: Instruction) -> float:

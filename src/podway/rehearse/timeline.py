@@ -1,8 +1,8 @@
 """How long a compiled program takes: its instructions in the order the chip runs them, with what overlaps.
 
 1. Computation goes one instruction after the other. A loop is its body times its turns.
-2. A transfer (an asynchronous collective, a prefetch from HBM) begins at its start, once the links it needs are free, and the
-   chip waits for it where the program says so. A synchronous collective is waited for at once.
+2. A transfer (an asynchronous collective, a prefetch from HBM, a slice to or from host memory) begins at its start, once the
+   links it needs are free, and the chip waits for it where the program says so. A synchronous collective is waited for at once.
 3. What an instruction takes is known three ways:
      high   the compiler's own cycles, for everything that has them
      point  products: their FLOPs at the rate that large products reach, no less than the compiler's cycles over
@@ -29,6 +29,7 @@ from podway.rehearse.program import Lane, Op, Program, each
 Mode = Literal["low", "point", "high"]
 MODES: tuple[Mode, ...] = ("low", "point", "high")
 _HBM: Lane = (-2, 0)  # prefetches share the way from HBM
+_HOST: dict[str, Lane] = {"in": (-3, 0), "out": (-3, 1)}  # the link to the host carries both ways at once
 # The compiler's cycles of a large product are 1.04 to 1.83 times its FLOPs over peak, the most where a norm or a softmax is
 # fused into it, which the hardware hides: libtpu 0.0.51, the products of the four 16B-128B programs.
 OVERSTATED = 1.83
@@ -137,10 +138,11 @@ class _Run:
         return choose[self.mode](each) if each else 0.0
 
     def _transfer(self, op: Op, times: int, now: float, free: dict[Lane, float], ends: dict[str, float]) -> float:
-        if op.exchange is None:
-            lanes: tuple[Lane, ...] = (_HBM,)
-            seconds = op.bytes / self.device.hbm_bandwidth
-        else:
+        lanes: tuple[Lane, ...] = (_HBM,)
+        seconds = op.bytes / self.device.hbm_bandwidth
+        if op.host:
+            lanes, seconds = (_HOST[op.host],), op.bytes / self.device.host_bandwidth
+        elif op.exchange is not None:
             lanes, seconds = self.fabric.lanes(op.exchange), self.fabric.seconds(op.exchange)
         begin = max([now, *(free.get(lane, 0.0) for lane in lanes)])
         free.update(dict.fromkeys(lanes, begin + seconds))
