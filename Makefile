@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 OWN_CLUSTER := $(if $(filter command,$(origin KUBECONFIG)),$(KUBECONFIG))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test docs test-manual test-newcomer system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-plan bench-train bench-aot bench-files bench-page screenshots clean
+.PHONY: help setup demo test docs test-manual test-newcomer system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-kubernetes bench-plan bench-train bench-aot bench-files bench-page screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -78,6 +78,9 @@ bench-gateway: setup  ## The gateway beside LiteLLM's, SkyServe's and dstack's p
 
 bench-autoscale: setup  ## The autoscaler over days of load beside the rules of SkyServe and dstack (1 minute): writes docs/services.md
 	$(BIN)/python -m tools.bench.autoscale --write docs/services.md
+
+bench-kubernetes: setup  ## As root, with Go: 64 pods on a real control plane beside a bare JobSet, and their logs (5 minutes)
+	$(BIN)/python -m tools.bench.kubernetes
 
 bench-plan: setup  ## The planner's predictions beside published results: writes docs/planning.md
 	$(BIN)/python -m tools.bench.plan --write docs/planning.md
