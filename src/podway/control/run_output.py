@@ -5,6 +5,7 @@ second of the last line that is kept, and skips what it has of it: nothing is lo
 """
 
 import asyncio
+import time
 
 from podway.control.archive import Archive
 from podway.control.records import Job
@@ -13,6 +14,7 @@ from podway.hosts.agent.mask import Masker, patterns
 from podway.providers import OutputLine, RunObservation, RunRank, SupportsOneShot
 
 AGAIN_S = 1.0
+REFUSALS = 5  # a container that is about to start has no log yet, and is refused too
 
 
 class RunOutput:
@@ -49,6 +51,7 @@ class RunOutput:
         label = job.label("run")
         if before is not None:
             await asyncio.wait([before])
+        refused = 0
         while True:
             second, known = await asyncio.to_thread(self._archive.latest, job, one.rank, label)
             try:
@@ -62,7 +65,13 @@ class RunOutput:
                     if pieces and not await asyncio.to_thread(self._archive.append, job, one.rank, label, pieces):
                         return
                 return
-            except (ProviderError, UserError, OSError):
+            except UserError as error:
+                refused += 1
+                if refused == REFUSALS:  # no right to read it: the run goes on, and its log says why it is empty
+                    said = f"podway: the output of {one.source} cannot be read: {error.what}\n".encode()
+                    await asyncio.to_thread(self._archive.append, job, one.rank, label, [(said, time.time_ns())])
+                    return
+            except (ProviderError, OSError):
                 if one.source not in self._there:
                     return
             await asyncio.sleep(AGAIN_S)
