@@ -1,6 +1,7 @@
 """Each way a command can end, and its look."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -142,3 +143,27 @@ def test_colour_on_a_terminal_unless_it_is_not_wanted(home: Path, stub: Stub, mo
     code, shown = on_terminal("down", "nope")
     assert code == 1
     assert "\x1b[" not in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("launch", "-y", "-c", "demo", "true"),  # steps, the log with its prefixes, the end of a job
+        ("logs", "demo", "1"),
+        ("cancel", "-y", "demo"),
+        ("down", "-y", "demo"),
+        ("doctor", "ssh"),
+        ("status", "--no-such-option"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_no_command_paints_where_colour_is_not_wanted(
+    home: Path, stub: Stub, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    stub.add(records.cluster())
+    stub.jobs["demo"] = [records.job(1)]
+    failed = Frame(kind="end", state="FAILED", reason="\x1b[31mred\x1b[0m", tail="\x1b[32mgreen\x1b[0m")
+    stub.frames = [Frame(kind="log", text="(task, pid=7) \x1b[35mpurple\x1b[0m\n", cursor="a"), failed]
+    monkeypatch.setenv("NO_COLOR", "1")
+    _, shown = on_terminal(*words)
+    assert shown and re.search(r"\x1b\[[0-9;:]*m", shown) is None, shown

@@ -123,7 +123,7 @@ def _usage_hint(error: click.UsageError) -> str:
 def _show_error(what: str, hint: str) -> None:
     from podway.terminal import visible, visible_lines  # only an error needs it
 
-    colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    colour = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
     label = click.style("Error:", fg="red", bold=True) if colour else "Error:"
     _say(f"{label} {visible_lines(what)}")
     for line in hint.split("\n") if hint else ():
