@@ -11,13 +11,14 @@ import pytest
 
 from podway.catalog.slices import all_slices
 from podway.errors import UserError
-from podway.model.families import find_model, known_models
+from podway.model.families import find_planned_model, known_models
 from podway.model.layout import MeshShape
+from podway.model.planned_families import planned_models
 from podway.plan.plans import TrainPlan, evaluate
 from podway.plan.search import PlanOptions, search_train
 from podway.plan.training import OFFLOADABLE, PROGRAMS, REMAT, Adapters, Training
 
-MODELS = [name for name in known_models() if not name.startswith("tiny")]
+MODELS = [*(name for name in known_models() if not name.startswith("tiny")), *planned_models()]
 SLICES = [slice for slice in all_slices() if slice.chips <= 1024]
 POWERS = [1, 2, 4, 8, 16]
 
@@ -54,7 +55,7 @@ def ask(dice: random.Random) -> TrainPlan | None:
     """One question: its plan, or None where it is refused in one line."""
     try:
         model, mesh, training, number = question(dice)
-        return evaluate(find_model(model), SLICES[number], mesh, training)
+        return evaluate(find_planned_model(model), SLICES[number], mesh, training)
     except UserError as error:
         assert error.what and "\n" not in error.what and error.hint
         return None
@@ -97,6 +98,6 @@ def test_more_chips_of_a_kind_are_never_slower(model: str, generation: str) -> N
     sizes = sorted({slice.chips: slice for slice in reversed(SLICES) if slice.generation == generation}.items())
     best = []
     for slice in (slice for chips, slice in sizes if chips in (16, 32, 64, 128, 256)):
-        plans = search_train(find_model(model), PlanOptions(seq=4096, batch=1024), [slice]).plans
+        plans = search_train(find_planned_model(model), PlanOptions(seq=4096, batch=1024), [slice]).plans
         best.append(plans[0].tokens_per_second if plans else 0.0)
     assert all(after >= before * 0.999 for before, after in pairwise(best))
