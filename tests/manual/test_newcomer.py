@@ -35,6 +35,8 @@ CHANGES = (
 def settled(text: str, place: Path) -> str:
     """A screen without what is different in every run."""
     text = text.replace(str(place), "~")
+    if text.startswith("$ podway plan"):
+        text = "\n".join(text.splitlines()[:3])  # the rest is the planner's, whose tests know its figures
     for pattern, word in CHANGES:
         text = re.sub(pattern, word, text)
     lines: list[str] = []
