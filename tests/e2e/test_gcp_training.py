@@ -35,7 +35,7 @@ def training(cloud: Running, output: str) -> Task:
     where = {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
-        "STORAGE_EMULATOR_HOST": cloud.storage,
+        "STORAGE_EMULATOR_HOST": cloud.rest,  # the host's own token is what gcsfs shows there
         "TENSORSTORE_GCS_HTTP_URL": cloud.rest,
         "GOOGLE_AUTH_TOKEN_FOR_TESTING": cloud.token,
         "GOOGLE_CLOUD_PROJECT": "sandbox",
