@@ -198,7 +198,7 @@ def test_directories_of_the_host_are_linked_without_an_image(tmp_path: Path) -> 
         task = Task(run=run, volumes=(Volume(path=str(path), instance_path=str(source)),))
         script = launch(task=task).script("run")
         env = {"PATH": f"{no_sudo}:/usr/bin:/bin", "HOME": str(tmp_path)}
-        done = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, timeout=240)
         return done.returncode, done.stdout + done.stderr
 
     assert said(seen, f"echo kept > {seen}/file") == (0, "")
@@ -237,7 +237,7 @@ def test_python_is_the_hosts_own_if_it_is_that_and_uvs_otherwise(tmp_path: Path)
     def said(version: str, **env: str) -> tuple[int, str]:
         script = launch(task=Task(run="echo in $VIRTUAL_ENV", python=version)).script("run")
         found = {"HOME": str(tmp_path), "PATH": f"{tools}:/usr/bin:/bin", **env}
-        done = subprocess.run(["sh", "-c", script], env=found, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["sh", "-c", script], env=found, capture_output=True, text=True, timeout=240)
         return done.returncode, done.stdout
 
     assert said(own, VIRTUAL_ENV="/own") == (0, "in /own\n")
