@@ -113,6 +113,7 @@ LATER = (
     Cell(model="llama3.2-1b", slice="v6e-8", mesh="fsdp=8", batch=1024, microbatches=4, offload=_HOST),
     Cell(model="llama3.2-1b", slice="v6e-8", mesh="fsdp=8", batch=64, offload=_HOST),
     Cell(model="llama3.2-1b", slice="v6e-8", mesh="fsdp=8", batch=256),
+    Cell(model="llama3.2-1b", slice="v6e-8", mesh="fsdp=8", batch=1024, microbatches=8, remat="save_context"),
     Cell(model="llama3.2-3b", slice="v6e-16", mesh="fsdp=16", batch=64, offload=("residual", "qkv")),
     Cell(model="llama3.2-3b", slice="v6e-16", mesh="fsdp=16", batch=64, offload=("residual",)),
     Cell(model="llama3.2-1b", slice="tpu7x-8", mesh="fsdp=8", batch=64),

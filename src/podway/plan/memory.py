@@ -99,7 +99,8 @@ def train_memory(
 ) -> Memory:
     """What one device holds at the peak of a step; `usable` is its HBM where the limit is set below it, `late` whether weight
     gradients wait until the end of a layer (`Device.late_gradients`)."""
-    late = late or bool(training.offload)
+    # Attention whose result is kept is not computed again before the MLP goes backward: gradients are made late there too.
+    late = late or bool(training.offload) or ("context" in training.saved and "mlp_in" not in training.saved)
     tokens = training.tokens_per_device(mesh)
     weights, optimizer, gradients = _state(shape, mesh, training)
     outside = tokens * saved_bytes_per_token(shape, mesh, training.offload) if training.offload else 0.0
@@ -298,7 +299,7 @@ def flow_width(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, ..
     stream and its gradient. Beside it the fuller one of two moments: the MLP goes backward, while queries, keys, values and
     attention's result, which it stands on, wait to be used again; or attention does, whose rotation takes queries apart into
     float32 halves of a head, each of whole rows of lanes. `late`: weight gradients are made at the end of the layer, so that what
-    they are made of is there in both (seen where activations come from host memory, and on tpu7x).
+    they are made of is there in both (`train_memory` says where).
     """
     width = widths(shape, tensor, expert)
     heads, pairs = _in_lanes(shape, tensor, shape.heads), _in_lanes(shape, tensor, shape.kv_heads)
