@@ -69,14 +69,15 @@ def serve(args: argparse.Namespace, keys: list[str]) -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
     rank, hosts = int(os.environ.get("PODWAY_RANK", "0")), int(os.environ.get("PODWAY_NUM_HOSTS", "1"))
     listening = _listen(args.host, args.port) if rank == 0 else None
+    # A name that is wrong is told before the device is asked for, which takes seconds.
+    folder = Path(args.model) if args.random else fetch(args.model, weights=False, log=log)
+    shape = find_model(args.model if args.random else str(folder))
     if hosts > 1:
         jax.distributed.initialize()
     keep_programs(args.compile_cache, Path.home() / ".cache" / "podway" / "compiled")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # type: ignore[no-untyped-call]
     options = options_of(args)
-    folder = Path(args.model) if args.random else fetch(args.model, weights=False, log=log)
-    shape = find_model(args.model if args.random else str(folder))
     limits = limits_for(shape, options, options.backend or default_backend(), 2)
     name = args.name or default_name(args.model)
     service = Service(
