@@ -46,11 +46,14 @@ def pod(podway_home: Path) -> Iterator[Podway]:
 
 
 @pytest.fixture
-def cluster(kubernetes: OwnKubernetes | PersonsKubernetes, pod: Podway) -> Iterator[OwnKubernetes | PersonsKubernetes]:
+def cluster(
+    kubernetes: OwnKubernetes | PersonsKubernetes, pod: Podway, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OwnKubernetes | PersonsKubernetes]:
     """The cluster, a server that uses it, and afterwards nothing left in it."""
     queue = f"queue: {QUEUE}\n" if isinstance(kubernetes, OwnKubernetes) else kubernetes.settings
     (pod.home / "gke.yaml").write_text(queue)
-    pod.start(KUBECONFIG=str(kubernetes.kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(kubernetes.kubeconfig))  # `podway ssh` asks the cluster itself
+    pod.start()
     yield kubernetes
     for one in pod.client.clusters():
         pod.client.down(one.name)

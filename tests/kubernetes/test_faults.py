@@ -56,7 +56,7 @@ def test_a_deleted_pod_fails_a_job_without_recovery(own: OwnKubernetes, pod: Pod
     own.admin.call("DELETE", pod_paths(own)[1])
     wait_until(lambda: pod.client.jobs("back")[-1].ended, 90, "the job to end")
     found = pod.client.jobs("back")[-1]
-    assert found.state == "FAILED_DRIVER" and "pod back-" in found.reason, found
+    assert found.state == "FAILED_DRIVER" and "its hosts were lost: " in found.reason, found
 
 
 def test_an_evicted_workload_says_why_and_comes_back(own: OwnKubernetes, pod: Podway, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ class Nodes:
 
     def processes(self) -> int:
         """Pods that run here now."""
-        return sum(pod.process.poll() is None for pod in self._pods.values())
+        return sum(pod.process.poll() is None for pod in list(self._pods.values()))  # another thread adds to them
 
     def lose(self, node: str) -> None:
         """The node is preempted: its pods are killed, and marked as the platform's doing."""
