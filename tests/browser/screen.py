@@ -171,8 +171,11 @@ class Screen:
     def _opened(self, url: str, sign: str) -> bool:
         """Whether an address opened with its sign; False at once where the way to it was cut meanwhile."""
         before, deadline = len(self.complaints), time.monotonic() + WAIT_MS / 1000
-        with contextlib.suppress(Exception):  # a cut one is a complaint too
+        try:
             self.page.goto(url)
+        except Exception as error:
+            if CUT in str(error):
+                return False  # the browser still shows the page before, whose signs are the same
         while time.monotonic() < deadline:
             with contextlib.suppress(Exception):
                 self.page.wait_for_selector(sign, timeout=2000)

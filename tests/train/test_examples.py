@@ -3,6 +3,7 @@
 import os
 import shlex
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -20,9 +21,11 @@ JOBS = sorted([*EXAMPLES.glob("train-*.yaml"), *EXAMPLES.glob("finetune-*.yaml")
 @pytest.mark.parametrize("slices", [1, 2, 32])
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
 def test_the_run_fits_its_slice(path: Path, slices: int) -> None:
-    task = read_task(path, overrides=Overrides(local_env={"HF_TOKEN": "x"}, env=("HF_TOKEN",), cwd=str(EXAMPLES)))
+    given = {"HF_TOKEN": "x", "OUT": "gs://some-bucket/run"}
+    task = read_task(path, overrides=Overrides(local_env=given, env=("HF_TOKEN", "OUT"), cwd=str(EXAMPLES)))
     assert isinstance(task.run, str)
     line = next(line for line in task.run.replace("\\\n", " ").splitlines() if line.strip().startswith("podway train"))
+    line = Template(line).safe_substitute(task.env)
     words = [os.path.expandvars(word) for word in shlex.split(line)[2:]]
     config = read_config(None, words)
     (resources,) = task.resources
@@ -37,5 +40,5 @@ def test_the_run_fits_its_slice(path: Path, slices: int) -> None:
     assert mesh.slices == slices
 
 
-def test_there_are_six() -> None:
-    assert len(JOBS) == 6
+def test_there_are_seven() -> None:
+    assert len(JOBS) == 7
