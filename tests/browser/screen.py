@@ -143,7 +143,14 @@ class Screen:
     """One page of the browser."""
 
     def __init__(
-        self, site: Site, browser: Any, *, width: int = 1280, height: int = 860, link: str = "", **more: Any
+        self,
+        site: Site,
+        browser: Any,
+        *,
+        width: int = 1280,
+        height: int = 860,
+        link: str | Callable[[], str] = "",
+        **more: Any,
     ) -> None:
         self.site = site
         self.context = browser.new_context(viewport={"width": width, "height": height}, **more)
@@ -158,12 +165,13 @@ class Screen:
         if link != "none":
             self._log_in(link)
 
-    def _log_in(self, link: str) -> None:
-        """A link opens once: where the way to it was cut, with another one."""
+    def _log_in(self, link: str | Callable[[], str]) -> None:
+        """A link opens once: where the way to it was cut, with another one of the same person, by the same way."""
+        another = link if callable(link) else lambda: self.site.link_of(self.site.own_token)
         for _ in range(TRIES):
-            self.link = link = link or self.site.link_of(self.site.own_token)
-            self.base = link.partition("/login")[0]
-            if self._opened(link, "nav"):
+            self.link = link if isinstance(link, str) and link else another()
+            self.base = self.link.partition("/login")[0]
+            if self._opened(self.link, "nav"):
                 return
             link = ""
         raise AssertionError("the page does not open")

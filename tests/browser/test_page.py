@@ -212,10 +212,10 @@ def test_a_plan_is_looked_at_and_launched(screen: Screen) -> None:
 
 
 def test_a_link_opens_once(site: Site, browser: Any) -> None:
-    link = site.link()  # as podway ui prints it
-    Screen(site, browser, link=link).close()
+    first = Screen(site, browser, link=site.link)  # as podway ui prints it
+    first.close()
     second = Screen(site, browser, link="none")
-    second.visit(link, "text=This link was used or has expired")
+    second.visit(first.link, "text=This link was used or has expired")
     second.close()
 
 
@@ -256,8 +256,7 @@ def test_the_keyboard_is_enough(screen: Screen) -> None:
 
 def test_while_the_server_is_away_the_page_says_so_and_goes_on_afterwards(site: Site, browser: Any) -> None:
     with Relay(int(site.base.rpartition(":")[2])) as relay:
-        link = site.link().replace(site.base, relay.base)
-        screen = Screen(site, browser, link=link)
+        screen = Screen(site, browser, link=lambda: site.link().replace(site.base, relay.base))
         screen.allowed = ("net::ERR_",)  # whatever the browser says of a way that is cut
         screen.go("/clusters/demo/jobs/1")
         screen.until(lambda: "step 60 of 60" in screen.text())  # its lines come in pieces

@@ -32,7 +32,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, dict[
 
 def opened(team: tuple[Site, dict[str, str]], browser: Any, who: str) -> Screen:
     site, tokens = team
-    screen = Screen(site, browser, link=site.link_of(tokens[who]))
+    screen = Screen(site, browser, link=lambda: site.link_of(tokens[who]))
     screen.allowed = RESTRICTED
     return screen
 

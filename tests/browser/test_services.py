@@ -123,7 +123,8 @@ def test_a_service_s_model_is_talked_to_through_the_gateway(screen: Screen) -> N
 
 
 def test_who_may_only_look_sees_no_actions(site: Site, browser: Any) -> None:
-    screen = Screen(site, browser, link=site.link_of(site.token("tester", "viewer")))
+    viewer, member = site.token("tester", "viewer"), site.token("eve", "member")
+    screen = Screen(site, browser, link=lambda: site.link_of(viewer))
     page = screen.page
     screen.go("/services/assistant")
     page.wait_for_selector(".timeline li")
@@ -132,7 +133,7 @@ def test_who_may_only_look_sees_no_actions(site: Site, browser: Any) -> None:
     screen.go("/models")
     page.wait_for_selector("text=Your role may look, and not ask")
     screen.close()
-    other = Screen(site, browser, link=site.link_of(site.token("eve", "member")))
+    other = Screen(site, browser, link=lambda: site.link_of(member))
     other.allowed = ("status of 404",)
     other.go("/services")
     other.page.wait_for_selector("text=No services")
