@@ -20,8 +20,8 @@ from podway.hosts.tree import TreeManifest
 PATCH_LEAST = 16 << 10
 # Most changes are in one place. The server has both contents, and to compare them takes a tenth of the time that cutting them takes.
 LOOK, LOOK_NEAR = 256 << 10, 4 << 10
-NEAR = 64 << 10  # bytes between the first and the last change, at most,
-NEAR_LEAST = 64 * NEAR  # of a content this large at least: a smaller one is cut soon, and its patch is the smaller
+NEAR = 64 << 10  # at most so many bytes between the first and the last change
+NEAR_LEAST = 64 * NEAR  # a smaller content is cut: that takes a moment, and its patch is smaller
 
 
 def patch_pack(blobs: BlobStore, old: str, manifest: TreeManifest, new: str, most: int) -> bytes | None:

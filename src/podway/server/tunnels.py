@@ -1,4 +1,4 @@
-"""How a gateway reaches replicas whose addresses are not to be had from where it runs: through sshd, or by the provider's own way in.
+"""How a gateway reaches replicas whose addresses it cannot reach from where it runs: through sshd, or by the provider's own way in.
 
 The server says in the table of routes what a gateway of the same home needs: how to log in (`ssh_dial.py`), or which host of which
 provider it is; for a pod of Kubernetes its port is then asked through the API server. The gateway holds these connections itself, so
