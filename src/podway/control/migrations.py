@@ -106,10 +106,15 @@ def _add_gateway_keys(db: sa.Connection) -> None:
     """4 -> 5: keys of the gateway get a table, which `prepare` creates empty."""
 
 
+def _add_volumes_and_schedules(db: sa.Connection) -> None:
+    """5 -> 6: volumes and schedules get tables, which `prepare` creates empty."""
+
+
 MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _nest_records,
     _give_tokens_roles,
     _add_services,
     _add_gateway_keys,
+    _add_volumes_and_schedules,
 )  # the first leads from 1 to 2
 SCHEMA = 1 + len(MIGRATIONS)

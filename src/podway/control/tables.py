@@ -171,3 +171,23 @@ gateway_keys = sa.Table(
     sa.Column("tokens_per_day", sa.BigInteger),
     sa.UniqueConstraint("user", "name"),
 )
+
+# Disks that outlive clusters, kept by `volumes.py`.
+volumes = sa.Table(
+    "volumes",
+    meta,
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("created", sa.Float, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+# Runs to start at given times, kept by `schedules.py`; `next_at` is when the next one is due.
+schedules = sa.Table(
+    "schedules",
+    meta,
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("next_at", sa.Float, nullable=False, index=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
