@@ -30,6 +30,9 @@ from podway.sandbox.kubernetes.objects import now
 from podway.sandbox.kubernetes.pod_log import PodLog
 
 LOOK_S = 0.1
+# What a kubelet of Kubernetes 1.36 tells of itself: an API server that reads it passes WebSockets on as they are. To a node that does not
+# declare it, it speaks SPDY, whatever its clients speak.
+WEBSOCKETS = "ExtendWebSocketsToKubelet"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -151,6 +154,15 @@ class Nodes:
             if uid in self._pods:
                 self._pods[uid]._signal(signal.SIGKILL)
 
+    def declare(self, features: list[str]) -> None:
+        """What all nodes tell the API server of themselves: none is a kubelet before Kubernetes 1.36."""
+        for name in self._addresses:
+            self._patch_node(name, {"declaredFeatures": features})
+
+    def exec_protocols(self) -> list[str]:
+        """In which each `exec` was asked for so far."""
+        return [protocol for kubelet in self._kubelets for protocol in kubelet.protocols]
+
     def _make_node(self, pool: NodePool, name: str, address: str, port: int) -> None:
         tpu = find_slice(pool.accelerator_type) if pool.accelerator_type else None
         labels = {"cloud.google.com/gke-nodepool": pool.name, "kubernetes.io/hostname": name, **pool.labels}
@@ -167,6 +179,7 @@ class Nodes:
             "addresses": [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
             "conditions": [_condition("Ready", "True", reason="KubeletReady")],
+            "declaredFeatures": [WEBSOCKETS],
             "nodeInfo": {"kubeletVersion": "v1.36.4", "architecture": "amd64", "operatingSystem": "linux"},
         }
         node = {
@@ -177,6 +190,9 @@ class Nodes:
             "status": status,
         }
         self.api.call("POST", "/api/v1/nodes", node)
+        self._patch_node(name, status)
+
+    def _patch_node(self, name: str, status: Fields) -> None:
         self.api.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, kind="application/merge-patch+json")
 
     # the loop

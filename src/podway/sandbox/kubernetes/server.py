@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from podway.sandbox.kubernetes.admission import (
     MOST_DATA,
@@ -46,6 +46,7 @@ BUILT_IN = {"scheduling.k8s.io": "v1"}
 REVIEWS = ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"]
 METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 COPY = 64 << 10
+_NODE_NAMES = {"stdin": "input", "stdout": "output", "stderr": "error", "tty": "tty"}
 NO_PAGE = "404 page not found\n"  # the answer, not in JSON, to a path of which nobody knows the kind
 
 
@@ -304,11 +305,19 @@ class _Handler(BaseHTTPRequestHandler):
         trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
         with trusting.wrap_socket(raw) as node_side:
             node_side.settimeout(None)
-            head = f"GET /{kubelet}/{namespace}/{name}/{container}?{query} HTTP/1.1\r\n"
+            asked = _exec_query(query) if part == "exec" else query
+            head = f"GET /{kubelet}/{namespace}/{name}/{container}?{asked} HTTP/1.1\r\n"
             kept = "".join(f"{key}: {value}\r\n" for key, value in self.headers.items() if key != "Authorization")
             node_side.sendall(f"{head}{kept}X-Node-Token: {api.node_token}\r\n\r\n".encode())
             _both_ways(self.connection, node_side)
         self.close_connection = True
+
+
+def _exec_query(query: str) -> str:
+    """As nodes are asked: streams have other names there."""
+    found = parse_qs(query)
+    streams = [(_NODE_NAMES[name], "1") for name in _NODE_NAMES if found.get(name, [""])[0] in ("true", "1")]
+    return urlencode([*streams, *(("command", word) for word in found.get("command", []))])
 
 
 def _both_ways(client: socket.socket, node: socket.socket) -> None:
