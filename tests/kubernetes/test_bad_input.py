@@ -127,4 +127,4 @@ def test_jobset_is_not_installed(provider: GkeProvider, tmp_path: Path, monkeypa
         (offer,) = GkeProvider(tmp_path).offers(V6E, 1)
         assert offer.blocked is not None
         assert "JobSet is not installed in the cluster of context real" in offer.blocked.reason
-        assert "kubectl apply" in offer.blocked.reason
+        assert "podway gke prepare" in offer.blocked.reason

@@ -80,7 +80,7 @@ def test_jobset_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         provider = GkeProvider(tmp_path)
         (offer,) = provider.offers(V6E, 1)
         assert offer.blocked is not None and "JobSet is not installed" in offer.blocked.reason
-        assert "kubectl apply" in offer.blocked.reason
+        assert "podway gke prepare" in offer.blocked.reason
 
 
 def test_no_rights(kubernetes: RunningKubernetes, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A request for Kubernetes as the YAML that `kubectl apply -f -` takes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -21,8 +22,12 @@ _Dumper.add_representer(str, _text)
 def as_yaml(request: dict[str, Any], task: Task) -> str:
     """The request's objects, one document each. Secrets are not among them: a comment says how to make theirs."""
     bodies = [step["body"] for step in request["steps"]]
-    text = yaml.dump_all(bodies, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=1000, allow_unicode=True)
-    return "".join(_secret_comment(body, task) for body in bodies if body["kind"] == "JobSet") + text
+    return "".join(_secret_comment(body, task) for body in bodies if body["kind"] == "JobSet") + objects_as_yaml(bodies)
+
+
+def objects_as_yaml(bodies: Sequence[Any]) -> str:
+    """One document each."""
+    return yaml.dump_all(bodies, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=1000, allow_unicode=True)
 
 
 def _secret_comment(jobset: dict[str, Any], task: Task) -> str:

@@ -27,12 +27,17 @@ CALL_S = 30.0
 POOL = 8
 MOST_ANSWER = 256 << 20
 _RENEW_S = 60.0  # credentials are renewed this long before they expire
+FORBIDDEN = "forbidden"  # the code of a refusal for want of rights
 _MERGE = "application/merge-patch+json"
-INSTALL_JOBSET = "install it: kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
+INSTALL_JOBSET = "install it: podway gke prepare (which shows what it does first)"
 
 
 class NotFound(ProviderError):
     """There is no such object."""
+
+
+class NoJobSet(UserError):
+    """JobSet is not installed."""
 
 
 class Conflict(ProviderError):
@@ -209,7 +214,7 @@ def refusal(context: str, status: int, body: Fields, path: str) -> Exception:
     if status == 404:
         # An object's name is in the answer; a kind that nobody installed is a path that leads nowhere.
         if "jobset.x-k8s.io" in path and not (body.get("details") or {}).get("name"):
-            return UserError(f"JobSet is not installed in the cluster of context {context}", INSTALL_JOBSET)
+            return NoJobSet(f"JobSet is not installed in the cluster of context {context}", INSTALL_JOBSET)
         return NotFound(message, transient=False)
     if status == 409:
         return Conflict(message)
@@ -220,7 +225,9 @@ def refusal(context: str, status: int, body: Fields, path: str) -> Exception:
         )
     if status == 403 and body.get("reason") == "Forbidden" and "exceeded quota" not in message:
         return UserError(
-            f"context {context}: {message}", "ask for these rights: docs/kubernetes.md lists the least that are needed"
+            f"context {context}: {message}",
+            "ask for these rights: docs/kubernetes.md lists the least that are needed",
+            code=FORBIDDEN,
         )
     if status in (400, 403, 413, 422):
         return UserError(f"the cluster of context {context} refuses it: {message}", "change what it names")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from podway.providers.gke.api import KubernetesApi
 
 LOOK_S = 5.0
-JOBSET = "install JobSet: https://jobset.sigs.k8s.io/docs/installation"
-KUEUE = "install Kueue: https://kueue.sigs.k8s.io/docs/installation; or leave `queue` out of gke.yaml"
+JOBSET = "install it: podway gke prepare (which shows what it does first)"
+KUEUE = "install it: podway gke prepare; or leave `queue` out of gke.yaml"
 _TPUS = "cloud.google.com/gke-tpu-accelerator"
 
 

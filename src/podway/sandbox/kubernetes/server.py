@@ -25,6 +25,7 @@ from podway.sandbox.kubernetes.admission import (
 )
 from podway.sandbox.kubernetes.objects import Fields, Objects, Refused, merged, now
 from podway.sandbox.kubernetes.schemas import problems, schema
+from podway.sandbox.kubernetes.server_side_apply import applied, established, with_status
 
 # plural -> (group, kind, whether it belongs to a namespace)
 KINDS = {
@@ -35,6 +36,16 @@ KINDS = {
     "secrets": ("", "Secret", True),
     "events": ("", "Event", True),
     "serviceaccounts": ("", "ServiceAccount", True),
+    "services": ("", "Service", True),
+    "deployments": ("apps", "Deployment", True),
+    "roles": ("rbac.authorization.k8s.io", "Role", True),
+    "rolebindings": ("rbac.authorization.k8s.io", "RoleBinding", True),
+    "clusterroles": ("rbac.authorization.k8s.io", "ClusterRole", False),
+    "clusterrolebindings": ("rbac.authorization.k8s.io", "ClusterRoleBinding", False),
+    "customresourcedefinitions": ("apiextensions.k8s.io", "CustomResourceDefinition", False),
+    "mutatingwebhookconfigurations": ("admissionregistration.k8s.io", "MutatingWebhookConfiguration", False),
+    "validatingwebhookconfigurations": ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration", False),
+    "apiservices": ("apiregistration.k8s.io", "APIService", False),
     "priorityclasses": ("scheduling.k8s.io", "PriorityClass", False),
     "jobsets": ("jobset.x-k8s.io", "JobSet", True),
     "workloads": ("kueue.x-k8s.io", "Workload", True),
@@ -42,11 +53,22 @@ KINDS = {
     "clusterqueues": ("kueue.x-k8s.io", "ClusterQueue", False),
     "resourceflavors": ("kueue.x-k8s.io", "ResourceFlavor", False),
 }
-BUILT_IN = {"scheduling.k8s.io": "v1"}
+BUILT_IN = dict.fromkeys(
+    (
+        "scheduling.k8s.io",
+        "apps",
+        "rbac.authorization.k8s.io",
+        "apiextensions.k8s.io",
+        "admissionregistration.k8s.io",
+        "apiregistration.k8s.io",
+    ),
+    "v1",
+)
 REVIEWS = ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"]
 METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 COPY = 64 << 10
 _NODE_NAMES = {"stdin": "input", "stdout": "output", "stderr": "error", "tty": "tty"}
+APPLY = "APPLY"  # a PATCH of the kind that is a server-side apply
 NO_PAGE = "404 page not found\n"  # the answer, not in JSON, to a path of which nobody knows the kind
 
 
@@ -75,8 +97,8 @@ class Api:
         if words == ["version"]:
             return {"gitVersion": "v1.36.4"}
         plural, namespace, name, part = self._target(words)
-        if not self.ready or self.forbidden(method, plural):
-            verb = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
+        if not self.ready or self.forbidden("PATCH" if method == APPLY else method, plural):
+            verb = {"GET": "get" if name else "list", "POST": "create", "DELETE": "delete"}.get(method, "patch")
             group = KINDS[plural][0]
             what = f'{plural} is forbidden: User "podway" cannot {verb} resource "{plural}" in API group "{group}"'
             raise Refused(403, "Forbidden", f'{what} in the namespace "{namespace}"', kind=plural)
@@ -97,6 +119,8 @@ class Api:
             return self._create(plural, namespace, body)
         if method == "PATCH":
             return self._patch(plural, namespace, name, part, body)
+        if method == APPLY:
+            return self._apply(plural, namespace, name, query, body)
         if method == "DELETE":
             return self._delete(plural, namespace, name, body)
         raise Refused(405, "MethodNotAllowed", f"{method} is not supported")
@@ -164,6 +188,25 @@ class Api:
             return new
 
         return self.objects.change(plural, namespace, name, change)
+
+    def _apply(self, plural: str, namespace: str, name: str, query: dict[str, str], body: Fields) -> Fields:
+        if namespace and namespace != "default" and not self._is_there("namespaces", "", namespace):
+            raise Refused(404, "NotFound", f'namespaces "{namespace}" not found', name=namespace, kind="namespaces")
+        if wrong := metadata_problems(body):
+            raise Refused(422, "Invalid", f'{KINDS[plural][1]} "{name}" is invalid: {listed(wrong)}')
+        old = self.objects.get(plural, namespace, name) if self._is_there(plural, namespace, name) else None
+        new = with_status(plural, applied(old, body, query.get("fieldManager", "")))
+        if query.get("dryRun") == "All":
+            return new
+        if plural == "customresourcedefinitions":
+            group, version = established(body)
+            self.groups[group] = version
+        if old is None:
+            return self.objects.create(plural, namespace, new)
+        return self.objects.change(plural, namespace, name, lambda found: new)
+
+    def _is_there(self, plural: str, namespace: str, name: str) -> bool:
+        return any(one["metadata"]["name"] == name for one in self.objects.find(plural, namespace))
 
     def _delete(self, plural: str, namespace: str, name: str, body: Fields) -> Fields:
         found = self.objects.get(plural, namespace, name)
@@ -255,7 +298,9 @@ class _Handler(BaseHTTPRequestHandler):
             if len(words) == 7 and words[4] == "pods" and words[6] in ("exec", "log"):
                 self._pass_on(words[3], unquote(words[5]), words[6], url.query)
                 return
-            answer = api.answer(self.command, url.path, query, json.loads(data) if data else {})
+            kind = self.headers.get("Content-Type") or ""
+            method = APPLY if self.command == "PATCH" and kind.startswith("application/apply-patch") else self.command
+            answer = api.answer(method, url.path, query, json.loads(data) if data else {})
             self._send(201 if self.command == "POST" else 200, answer)
         except Refused as error:
             if not error.reason:
