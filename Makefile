@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 OWN_CLUSTER := $(if $(filter command,$(origin KUBECONFIG)),$(KUBECONFIG))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test docs test-manual test-newcomer system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-kubernetes bench-plan bench-train bench-aot bench-files bench-page screenshots clean
+.PHONY: help setup demo test test-long docs test-manual test-newcomer system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-kubernetes bench-plan bench-train bench-aot bench-files bench-page screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,9 +22,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo:  ## Plan, rehearse, launch on a simulated pod, train, serve, ask and measure, in about two minutes
 	@$(PYTHON) tools/demo
 
-test:  ## Lint, types and every test (25 minutes on 2 cores)
+test:  ## Lint, types and the tests (under 20 minutes on 2 cores)
 	@$(MAKE) -s -j3 --output-sync system-packages clients axe lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile tests
+	$(BIN)/python -m pytest -n 4 --dist loadfile tests
+
+test-long: setup system-packages clients  ## More cases of the same: every crash point, mesh and model family (10 minutes)
+	$(BIN)/python -m pytest -n 4 --dist loadfile -m long tests
 
 docs: setup  ## The manual as a site, links checked: build/site (a few seconds)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

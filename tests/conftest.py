@@ -55,8 +55,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`soak` and `kubernetes` run only when they are asked for."""
-    unasked = [name for name in ("soak", "kubernetes") if name not in (config.option.markexpr or "")]
+    """`long`, `soak` and `kubernetes` run only when they are asked for."""
+    unasked = [name for name in ("long", "soak", "kubernetes") if name not in (config.option.markexpr or "")]
     left_out = [item for item in items if any(item.get_closest_marker(name) for name in unasked)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]

@@ -13,6 +13,7 @@ import pytest
 from podway import crash
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway, counting, numbered_lines, task, without_prefix
+from tests.long import every
 
 DOWN_POINTS = [p for p in crash.POINTS if p.startswith("down.")]
 STOP_POINTS = [p for p in crash.POINTS if p.startswith("stop.")]
@@ -33,7 +34,7 @@ def test_every_point_is_walked() -> None:
     assert sorted(every) == sorted(crash.POINTS)
 
 
-@pytest.mark.parametrize("point", LAUNCH_POINTS)
+@pytest.mark.parametrize("point", every(3, LAUNCH_POINTS))
 def test_killed_while_launching_and_running(pod: Podway, point: str) -> None:
     """The client asks again by itself; one cluster, one job, every line once, exit codes true."""
     pod.start(crash_at=point)
@@ -49,7 +50,7 @@ def test_killed_while_launching_and_running(pod: Podway, point: str) -> None:
     pod.down("c")
 
 
-@pytest.mark.parametrize("point", CANCEL_POINTS)
+@pytest.mark.parametrize("point", every(3, CANCEL_POINTS))
 def test_killed_while_cancelling(pod: Podway, point: str) -> None:
     pod.start(crash_at=point)
     pod.client.launch(task("trap '' TERM; sleep 1000 & sleep 1000", stop_duration_s=1), cluster="c")
@@ -63,7 +64,7 @@ def test_killed_while_cancelling(pod: Podway, point: str) -> None:
     pod.down("c")
 
 
-@pytest.mark.parametrize("point", DOWN_POINTS)
+@pytest.mark.parametrize("point", every(3, DOWN_POINTS))
 def test_killed_while_going_down(pod: Podway, point: str) -> None:
     pod.start(crash_at=point)
     pod.client.launch(task("sleep 1000", stop_duration_s=1), cluster="c")
@@ -76,7 +77,7 @@ def test_killed_while_going_down(pod: Podway, point: str) -> None:
     assert not (pod.home / "local" / "c").exists()
 
 
-@pytest.mark.parametrize("point", STOP_POINTS)
+@pytest.mark.parametrize("point", every(3, STOP_POINTS))
 def test_killed_while_stopping(pod: Podway, point: str) -> None:
     pod.start(crash_at=point)
     pod.client.launch(task("echo kept > ~/kept"), cluster="c")

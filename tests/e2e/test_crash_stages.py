@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway, counting, numbered_lines, task, without_prefix
+from tests.long import every
 
 PODWAY = str(Path(sys.executable).parent / "podway")
 
@@ -24,7 +25,7 @@ def nothing_runs(pod: Podway) -> bool:
     return not [process for process in pod.host_processes() if "serve" not in process.info["cmdline"]]
 
 
-@pytest.mark.parametrize("victim", ["agent", "host"])
+@pytest.mark.parametrize("victim", every(2, ["agent", "host"]))
 def test_killed_while_launching(pod: Podway, victim: str) -> None:
     """The machine comes back and the job runs there, or it is lost and the job says which rank; never a false state."""
     pod.start()
@@ -42,7 +43,7 @@ def test_killed_while_launching(pod: Podway, victim: str) -> None:
     pod.down("c")
 
 
-@pytest.mark.parametrize("victim", ["agent", "host"])
+@pytest.mark.parametrize("victim", every(2, ["agent", "host"]))
 def test_killed_while_cancelling(pod: Podway, victim: str) -> None:
     pod.start()
     pod.client.launch(task("trap '' TERM; sleep 1000 & sleep 1000", stop_duration_s=1), cluster="c")
@@ -56,7 +57,7 @@ def test_killed_while_cancelling(pod: Podway, victim: str) -> None:
     pod.down("c")
 
 
-@pytest.mark.parametrize("victim", ["agent", "host"])
+@pytest.mark.parametrize("victim", every(2, ["agent", "host"]))
 def test_killed_while_going_down(pod: Podway, victim: str) -> None:
     pod.start()
     pod.client.launch(task("sleep 1000", stop_duration_s=1), cluster="c")
@@ -68,7 +69,7 @@ def test_killed_while_going_down(pod: Podway, victim: str) -> None:
     assert not (pod.home / "local" / "c").exists()
 
 
-@pytest.mark.parametrize("after_s", [0.1, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("after_s", every(2, [0.1, 0.3, 0.6, 1.0]))
 def test_killed_command(pod: Podway, after_s: float) -> None:
     """`podway launch` dies at some moment; either nothing was begun, or it is known and ends as it should."""
     pod.start()

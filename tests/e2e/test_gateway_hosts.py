@@ -80,6 +80,7 @@ def asked_through_restarts(pod: Podway, count: int, **environment: str) -> None:
     wait_until(lambda: pod.client.clusters() == [], 60, "the end of its clusters")
 
 
+@pytest.mark.long
 def test_replicas_on_machines_of_ones_own(pod: Podway, machines: HostSet) -> None:
     (pod.home / "ssh").mkdir()
     (pod.home / "ssh" / "lab.yaml").write_text(pool_text(machines, "v6e-1"))

@@ -234,6 +234,7 @@ def test_down_does_not_wait_for_a_host_that_is_cut_off(pod: Podway, cloud: Runni
     assert not any("/nodes/" in name for name in living(cloud))
 
 
+@pytest.mark.long
 def test_a_host_cut_off_and_an_sshd_killed_cost_no_line(pod: Podway, cloud: Running) -> None:
     """One worker of a pod is off the network for a while, another's sshd is dead for a while; the job and its log go on."""
     podway(pod, "launch", "-y", "-c", "c", "--infra", "gcp", "--zone", EAST, "--tpus", "v6e-16")

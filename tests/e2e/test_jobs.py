@@ -17,6 +17,7 @@ from podway.hosts.tree import scan
 from podway.task.task import Autostop, Task
 from tests.conftest import wait_until
 from tests.e2e.harness import FOUR_HOSTS, Podway, counting, files_with, numbered_lines, task, without_prefix
+from tests.long import every
 
 HOSTILE = {
     "ignores SIGTERM": "trap '' TERM HUP INT; while :; do sleep 0.2; done",
@@ -28,7 +29,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("kind", every(2, HOSTILE))
 def test_cancel_leaves_nothing_of_a_hostile_job(pod: Podway, kind: str) -> None:
     pod.start()
     grace = 1

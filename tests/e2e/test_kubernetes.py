@@ -169,6 +169,7 @@ def test_the_second_says_why_it_waits_and_runs_after(cluster: RunningKubernetes,
     wait_until(lambda: pod.client.jobs("other")[-1].state == "SUCCEEDED", 60, "its job to end")
 
 
+@pytest.mark.long
 def test_a_preempted_node_brings_the_job_back(cluster: RunningKubernetes, pod: Podway, tmp_path: Path) -> None:
     """The job outlives its hosts where its task says so, and stop and start free and take the quota again."""
     task = tmp_path / "task.yaml"

@@ -24,6 +24,7 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKube
         yield running
 
 
+@pytest.mark.long
 def test_a_replica_on_a_pod(pod: Podway, kubernetes: RunningKubernetes) -> None:
     """Asked through its gateway, replaced when its pod is deleted, asked again while the server is killed, and gone at the end."""
     environment = {"KUBECONFIG": str(kubernetes.kubeconfig)}

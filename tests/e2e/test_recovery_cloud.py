@@ -138,6 +138,7 @@ def test_a_launch_that_waits_can_be_cancelled_and_taken_down(pod: Podway, cloud:
     wait_until(lambda: pod.client.cluster("c").state == "GONE", 60)
 
 
+@pytest.mark.long
 def test_several_zones_are_queued_in_at_once(pod: Podway, cloud: Running, tmp_path: Path) -> None:
     start(pod, cloud, tmp_path)
     stock_out(cloud, "us-east5-a", "us-east5-c")
@@ -208,6 +209,7 @@ def test_what_no_row_knows_is_found_and_purged(pod: Podway, cloud: Running, tmp_
     assert living(cloud) == []
 
 
+@pytest.mark.long
 def test_a_deletion_that_fails_is_told_and_goes_on(pod: Podway, cloud: Running, tmp_path: Path) -> None:
     start(pod, cloud, tmp_path)
     pod.client.launch(wanted("echo through"), cluster="c")

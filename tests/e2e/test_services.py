@@ -24,6 +24,7 @@ from podway.server.service_api import ReplicaView, ServiceView
 from podway.task.task import Accelerator, Probe, Resources, Scaling, ServiceSpec, Task
 from tests.conftest import wait_until
 from tests.e2e.harness import Podway, files_with
+from tests.long import every
 
 needs_networks = pytest.mark.skipif(networks.refusal() is not None, reason=str(networks.refusal()))
 SERVICE_POINTS = [p for p in crash.POINTS if p.startswith("service.")]
@@ -131,7 +132,7 @@ def test_a_program_that_cannot_start_is_given_up_in_words(pod: Podway) -> None:
     ended(pod)
 
 
-@pytest.mark.parametrize("point", UP_POINTS)
+@pytest.mark.parametrize("point", every(3, UP_POINTS))
 def test_killed_while_coming_up(pod: Podway, point: str) -> None:
     """The next server finds or finishes what was begun: one service, one replica, one cluster, one job."""
     pod.start(crash_at=point)
@@ -145,7 +146,7 @@ def test_killed_while_coming_up(pod: Podway, point: str) -> None:
     ended(pod)
 
 
-@pytest.mark.parametrize("point", [p for p in SERVICE_POINTS if p not in UP_POINTS])
+@pytest.mark.parametrize("point", every(3, [p for p in SERVICE_POINTS if p not in UP_POINTS]))
 def test_killed_while_going_down(pod: Podway, point: str) -> None:
     pod.start(crash_at=point)
     pod.client.apply_service(request())

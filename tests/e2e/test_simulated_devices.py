@@ -63,6 +63,7 @@ def test_every_chip_is_seen_and_nobody_waits_in_vain(pod: Podway) -> None:
     pod.down("c")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_one_host_needs_nobody(pod: Podway) -> None:
     pod.start()

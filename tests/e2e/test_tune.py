@@ -14,6 +14,7 @@ from tests.e2e.harness import Podway
 TOO_LONG = "batch.length=1048576 remat.policy=none"  # attention alone would take terabytes
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)  # a minute of two cores; much more where others use them too
 def test_candidates_are_measured_and_one_out_of_memory_is_survived(pod: Podway, tmp_path: Path) -> None:
     pod.start()

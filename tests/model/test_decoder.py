@@ -27,6 +27,7 @@ from podway.model.mesh import make_mesh, named_sharding
 from podway.model.params import count
 from podway.model.remat import NAMES, remat_policy
 from podway.model.shape import ModelShape
+from tests.long import every
 
 F32 = Compute(dtype=jnp.float32)
 LENGTH = 16
@@ -48,7 +49,7 @@ def loss(tree: Any, tokens: jax.Array, segments: jax.Array | None, shape: ModelS
     return -jnp.take_along_axis(chances, targets[..., None], axis=-1).mean() + 0.01 * out.balance
 
 
-@pytest.mark.parametrize("name", ["tiny-llama3", "tiny-parallel", "tiny-qwen2-moe"])
+@pytest.mark.parametrize("name", every(2, ["tiny-llama3", "tiny-parallel", "tiny-qwen2-moe"]))
 def test_a_fresh_model_is_sane(name: str) -> None:
     """Every parameter has a gradient, and an untied model knows nothing: its loss starts near log(vocab)."""
     shape = find_model(name)
@@ -64,13 +65,16 @@ def test_a_fresh_model_is_sane(name: str) -> None:
 # Together: every mesh axis, key heads that do not divide, windows that alternate, experts split and not.
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    [
-        ("tiny-llama3.2", "fsdp=8"),
-        ("tiny-qwen2.5", "fsdp=2,tensor=4"),
-        ("tiny-gemma3", "slices=2,context=2,tensor=2"),
-        ("tiny-qwen3-moe", "data=2,expert=2,tensor=2"),
-        ("tiny-mixtral", "fsdp=4,expert=2"),
-    ],
+    every(
+        2,
+        [
+            ("tiny-llama3.2", "fsdp=8"),
+            ("tiny-qwen2.5", "fsdp=2,tensor=4"),
+            ("tiny-gemma3", "slices=2,context=2,tensor=2"),
+            ("tiny-qwen3-moe", "data=2,expert=2,tensor=2"),
+            ("tiny-mixtral", "fsdp=4,expert=2"),
+        ],
+    ),
 )
 def test_every_mesh_computes_what_one_device_does(name: str, mesh: str, eight_devices: list[jax.Device]) -> None:
     shape, jax_mesh = find_model(name), make_mesh(parse_mesh(mesh, chips=8), eight_devices)
@@ -198,7 +202,7 @@ def test_layers_with_windows_differ_from_layers_without() -> None:
     assert float(jnp.abs(band[:, 4:] - everything[:, 4:]).max()) > 1e-2
 
 
-@pytest.mark.parametrize("name", [name for name in known_models() if not name.startswith("tiny-")])
+@pytest.mark.parametrize("name", every(4, [name for name in known_models() if not name.startswith("tiny-")]))
 def test_every_known_model_traces(name: str) -> None:
     """Shapes agree through the whole network, forward and backward, without a number being computed."""
     shape = replace(find_model(name), layers=2)

@@ -75,6 +75,7 @@ def test_tpu_vm(gcloud: Gcloud, tmp_path: Path) -> None:
     assert "not found" in gcloud(*vm, "describe", "n", rc=1).stderr
 
 
+@pytest.mark.long
 def test_queued_resources(gcloud: Gcloud) -> None:
     queued, zone = ("compute", "tpus", "queued-resources"), "--zone=us-west4-a"
     wish = ("--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite", zone)
@@ -155,6 +156,7 @@ def test_lists_and_legacy_nodes(gcloud: Gcloud, sandbox: Running) -> None:
     sandbox.command("POST", "stock", {"zone": "us-east5-b", "chips": None})
 
 
+@pytest.mark.long
 def test_storage(gcloud: Gcloud, tmp_path: Path) -> None:
     gcloud("storage", "buckets", "create", "gs://a-bucket", "--location=us-east5")
     (tmp_path / "here").mkdir()

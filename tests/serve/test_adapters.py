@@ -65,8 +65,8 @@ def expected(shape: ModelShape, prompt: list[int], count: int, adapter: Adapter 
     ("shape", "changes", "tensor"),
     [
         (LLAMA, {"speculate": 3}, 0),
-        (LLAMA, {"unroll": True}, 0),
-        (LLAMA, {}, 4),
+        pytest.param(LLAMA, {"unroll": True}, 0, marks=pytest.mark.long),
+        pytest.param(LLAMA, {}, 4, marks=pytest.mark.long),
         pytest.param(MIXTRAL, {}, 0, marks=pytest.mark.soak),
     ],
     ids=["with drafts", "written out and fused", "four devices", "experts"],

@@ -11,6 +11,7 @@ from podway.model.mesh import make_mesh
 from podway.model.shape import ModelShape
 from podway.serve.engine import Engine
 from podway.serve.sampling_params import SamplingParams
+from tests.long import every
 from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, Runner, engine_for, greedy, run
 
 AdmittedRequest = tuple[list[int], int, frozenset[int], SamplingParams]
@@ -51,6 +52,7 @@ def all_at_once(engine: Engine, wanted: list[AdmittedRequest], chance: random.Ra
         assert request.finish == "cancelled" or request.answer == alone
 
 
+@pytest.mark.long
 def test_150_requests_equal_one_by_one() -> None:
     chance = random.Random(0)
     all_at_once(engine_for(LLAMA, pages=40), wishes(150, chance), chance)
@@ -64,7 +66,7 @@ def test_500_requests_equal_one_by_one() -> None:
 
 
 @pytest.mark.usefixtures("nothing_kept")
-@pytest.mark.parametrize("shape", [LLAMA, GEMMA, MIXTRAL], ids=lambda shape: shape.family)
+@pytest.mark.parametrize("shape", every(3, [GEMMA, LLAMA, MIXTRAL]), ids=lambda shape: shape.family)
 def test_four_devices_equal_one(shape: ModelShape) -> None:
     """Key/value heads on several devices (2 and 1 over 4), windows, experts; greedy and drawn, together."""
     chance = random.Random(4)

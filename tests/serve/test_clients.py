@@ -70,6 +70,7 @@ def conforms(server: Live, folder: Path, phases: str, examples: int, seconds: fl
     return made
 
 
+@pytest.mark.long
 @needed
 @pytest.mark.timeout(300)
 def test_every_answer_is_as_the_document_says(brief: Live, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> int:
         process.stdout.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_folder_is_served_again_after_kill_9_without_compiling(tmp_path: Path) -> None:
     shape = find_model("tiny-llama3")

@@ -15,6 +15,7 @@ from podway.plan.serve import Load, evaluate_serve
 from podway.serve.build import Options, budget
 from podway.serve.engine import Engine
 from podway.serve.sampling_params import SamplingParams
+from tests.long import every
 from tests.serve import tiny
 from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, Runner, all_logits, engine_for, greedy, run
 
@@ -24,7 +25,7 @@ def engine() -> Engine:
     return engine_for(LLAMA)
 
 
-@pytest.mark.parametrize("shape", [LLAMA, GEMMA, MIXTRAL], ids=lambda s: s.family)
+@pytest.mark.parametrize("shape", every(3, [MIXTRAL, LLAMA, GEMMA]), ids=lambda s: s.family)
 def test_greedy_equals_the_decoder_without_a_cache(shape) -> None:  # type: ignore[no-untyped-def]
     engine = engine_for(shape, max_seqs=2, prompt_tokens=16)
     prompt = [random.Random(3).randrange(97) for _ in range(21)]

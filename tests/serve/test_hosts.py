@@ -111,6 +111,7 @@ def test_a_lost_host_takes_its_own_replica_and_no_other() -> None:
         assert (whole.status_code, httpx.get(f"{server.url}/health").status_code) == (200, 503)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_two_replicas_in_one_process() -> None:
     with gang(1, 2, [*SMALL, "--replicas", "2"]) as server:

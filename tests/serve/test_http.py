@@ -220,6 +220,7 @@ def test_a_client_that_leaves_frees_its_pages(server: Live) -> None:
     assert 'finished_reason="abort"' in httpx.get(f"{server.url}/metrics").text
 
 
+@pytest.mark.long
 def test_many_streams_at_once_with_disconnects(server: Live) -> None:
     """40 clients, some of which leave in the middle: every answer that was read to its end is right."""
     wrong: list[str] = []

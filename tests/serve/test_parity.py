@@ -15,6 +15,7 @@ from podway.model.hf import read_config, shape_from_hf
 from podway.model.weights import load_weights
 from podway.serve.build import Options, build
 from podway.serve.engine import Engine
+from tests.long import every
 from tests.serve.tiny import Runner
 
 MODELS = Path(__file__).parent.parent / "model" / "fixtures"
@@ -33,7 +34,7 @@ def engine_of(family: str) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", every(4, FAMILIES))
 def test_scores_equal_those_of_transformers(family: str) -> None:
     """24 tokens in two pieces, so that the second reads the first from its pages."""
     expected = load_file(MODELS / family / "expected.safetensors")

@@ -40,6 +40,7 @@ def used(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
+@pytest.mark.long
 def test_plain_steps_give_what_the_decoder_gives(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, runner, chance = used(engine, monkeypatch), Runner(engine), random.Random(2)
     wanted = []

@@ -9,6 +9,7 @@ import pytest
 from podway.model.hf import read_config, shape_from_hf
 from podway.model.weights import load_weights
 from podway.serve.build import Options, build
+from tests.long import every
 from tests.serve.tiny import Runner
 
 MODEL = Path(__file__).parent.parent / "model" / "fixtures" / "llama3"
@@ -28,7 +29,7 @@ def answers(slots: int, count: int) -> tuple[list[list[int]], set[int]]:
     return [request.answer for request in made], used
 
 
-@pytest.mark.parametrize("count", [1, 12])
+@pytest.mark.parametrize("count", every(2, [12, 1]))
 def test_prompts_alone_are_answered_as_with_rows(count: int) -> None:
     expected, _ = answers(4, count)
     found, used = answers(40, count)

@@ -20,6 +20,7 @@ def compiled(slice_: str, mesh: str, *words: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # fifteen seconds of one core; much more where others use it too
 def test_every_axis_split_and_tensors_in_host_memory() -> None:
     found = compiled("v6e-16", "data=2,fsdp=2,context=2,tensor=2", "remat.policy=minimal_offloaded")

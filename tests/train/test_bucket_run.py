@@ -15,6 +15,7 @@ storage = pytest.importorskip("google.cloud.storage")
 pytest.importorskip("gcsfs")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # twenty seconds of one core; much more where others use it too
 def test_text_and_checkpoints_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_sandbox(tmp_path / "cloud", hosts="none") as cloud:

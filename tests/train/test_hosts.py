@@ -52,6 +52,7 @@ def ends(processes: list[subprocess.Popen[str]]) -> list[subprocess.CompletedPro
     return ended
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # half a minute of two cores; much more where others use them too
 def test_four_hosts_train_as_one(tmp_path: Path) -> None:
     alone = train(*WORDS, f"output={tmp_path / 'one'}")

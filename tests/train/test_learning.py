@@ -12,6 +12,7 @@ FULL_SPEED = {"XLA_FLAGS": ""}  # here steps count, and not compilation
 STATED = 1.9  # nats a byte on the held-out tenth; 5.5 at the start, about 2.9 for the frequencies of bytes alone
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)  # a minute of one core; much more where others use it too
 def test_text_then_answers(tmp_path: Path) -> None:
     shared = (

@@ -14,12 +14,13 @@ from podway.model import decoder
 from podway.train import lora
 from podway.train.adapter import save_adapter
 from podway.train.state import start_state
+from tests.long import every
 from tests.train.running import batch, program, steps
 
 WORDS = ["lora.rank=4", "lora.base=float32", "optimizer.rate=0.02", "lora.targets=[q, v, o, up, down]"]
 
 
-@pytest.mark.parametrize("base", ["float32", "int8"])
+@pytest.mark.parametrize("base", every(2, ["int8", "float32"]))
 def test_the_loss_falls_and_the_base_stays(base: str) -> None:
     made = program([*WORDS, f"lora.base={base}"])
     with jax.set_mesh(made.mesh):
@@ -44,7 +45,7 @@ def test_it_starts_at_the_base_model() -> None:
     assert float(full[0].loss) == pytest.approx(float(adapted[0].loss), rel=1e-6)
 
 
-@pytest.mark.parametrize(("base", "tolerance"), [("float32", 1e-4), ("int8", 1e-3)])
+@pytest.mark.parametrize(("base", "tolerance"), every(2, [("int8", 1e-3), ("float32", 1e-4)]))
 def test_merged_weights_are_the_adapted_model(base: str, tolerance: float) -> None:
     made = program([*WORDS, f"lora.base={base}"])
     state, _ = steps(made, 4, 3, same=True)

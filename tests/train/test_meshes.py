@@ -67,6 +67,7 @@ def test_meshes_agree_with_one_device(tmp_path: Path) -> None:
     agree(f"model.name={wide(tmp_path, 'tiny-llama3')}", SOME, 2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # half a minute of one core; much more where others use it too
 def test_experts_agree_with_one_device() -> None:
     # A weight at which the balance loss is a tenth of the whole: how experts are used is counted over all devices.
@@ -75,6 +76,7 @@ def test_experts_agree_with_one_device() -> None:
     agree(f"{words} batch.microbatches=2", ["data=8", "fsdp=4,context=2"], 1e-4)
 
 
+@pytest.mark.long
 def test_accumulation_lora_and_unrolling_on_a_mesh() -> None:
     agree("batch.microbatches=2 compile.unroll=true", ["data=2,fsdp=4,tensor=2"], 2e-5)
     agree("lora.rank=4 lora.base=int8 batch.microbatches=4", ["fsdp=4"], 1e-4)

@@ -7,6 +7,7 @@ import pytest
 
 from podway.train.state import start_state
 from podway.train.step import make_eval, make_step
+from tests.long import every
 from tests.train.running import batch, program, steps
 
 
@@ -20,15 +21,18 @@ def test_the_loss_falls_and_is_told() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["batch.microbatches=4"],
-        ["remat.policy=none"],
-        ["remat.policy=minimal"],
-        ["remat.policy=custom", "remat.save=[mlp_in, residual]"],
-        ["remat.policy=minimal_offloaded"],
-        ["compile.unroll=true", "batch.microbatches=2"],
-        ["loss.chunks=8"],
-    ],
+    every(
+        3,
+        [
+            ["batch.microbatches=4"],
+            ["remat.policy=none"],
+            ["remat.policy=minimal"],
+            ["remat.policy=custom", "remat.save=[mlp_in, residual]"],
+            ["remat.policy=minimal_offloaded"],
+            ["compile.unroll=true", "batch.microbatches=2"],
+            ["loss.chunks=8"],
+        ],
+    ),
 )
 def test_what_must_change_nothing(words: list[str]) -> None:
     plain, metrics = steps(program(), 8)
@@ -41,7 +45,7 @@ def test_what_must_change_nothing(words: list[str]) -> None:
         assert jnp.max(jnp.abs(a - b)) < 1e-4
 
 
-@pytest.mark.parametrize("model", ["tiny-gemma3", "tiny-parallel"])
+@pytest.mark.parametrize("model", every(2, ["tiny-gemma3", "tiny-parallel"]))
 def test_unrolled_layers_keep_their_own_windows(model: str) -> None:
     _, metrics = steps(program([f"model.name={model}"]), 2, 1)
     _, others = steps(program([f"model.name={model}", "compile.unroll=true"]), 2, 1)
