@@ -363,3 +363,12 @@ def test_an_api_server_that_has_just_started_takes_no_rights_away(
         asyncio.run(provider.connect(host)())  # type: ignore[arg-type]
     kubernetes.api.ready = True
     assert asyncio.run(provider.observe("demo")).condition == "creating"
+
+
+def test_an_agent_whose_pod_is_gone(kubernetes: RunningKubernetes, tmp_path: Path) -> None:
+    """Whoever drives a job on it is told so as of any host that cannot be reached."""
+    provider = GkeProvider(tmp_path)
+    submit(provider)
+    host = Host(cluster="demo", rank=1, slice=0, worker=1, address="10.0.0.1", home="/podway/home", id="x/demo-1")
+    with pytest.raises(ProviderError, match="x/demo-1 does not answer and cannot be replaced: pod "):
+        asyncio.run(provider.ensure_agent(host))

@@ -286,15 +286,19 @@ class GkeProvider:
         from podway.hosts.bundle import bundle
 
         data = bundle().data
-        reader, writer = await self._run(host, ["python3", "-c", _REPLACE, _AGENT, str(len(data))])()
         try:
-            writer.write(data)
-            await writer.drain()
-            async with asyncio.timeout(60):
-                if not (await reader.read(100)).startswith(b"replaced"):
-                    raise ProviderError(f"the agent of {host.id} could not be replaced")
-        finally:
-            writer.close()
+            reader, writer = await self._run(host, ["python3", "-c", _REPLACE, _AGENT, str(len(data))])()
+            try:
+                writer.write(data)
+                await writer.drain()
+                async with asyncio.timeout(60):
+                    answer = await reader.read(100)
+            finally:
+                writer.close()
+        except (OSError, TimeoutError) as error:  # the pod is going, or gone
+            raise ProviderError(f"the agent of {host.id} does not answer and cannot be replaced: {error}") from None
+        if not answer.startswith(b"replaced"):
+            raise ProviderError(f"the agent of {host.id} could not be replaced")
 
 
 def _where(request: Request) -> Where:
