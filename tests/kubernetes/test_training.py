@@ -1,9 +1,9 @@
-"""Real jax over two pretended slices, and what exit codes lead to."""
+"""Real jax over two pretended slices that Kueue admitted, and what exit codes lead to."""
 
 from pathlib import Path
 
 import pytest
-from tools.bench.own_kubernetes import OwnKubernetes
+from tools.bench.own_kubernetes import CLUSTER_QUEUE, NAMESPACE, OwnKubernetes
 
 from podway.providers.gke.api import Fields
 from tests.e2e.harness import Podway
@@ -48,11 +48,24 @@ run: python all_reduce.py
     said = podway(pod, "launch", "--raw", "-y", "-c", "two", str(tmp_path / "task.yaml"), seconds=600)
     for rank in range(8):
         assert f"rank {rank} slice {rank // 4} sum {sum(range(32))}" in said, said
+    assert admitted(own) == [(CLUSTER_QUEUE, "32")]
     pools = {one["spec"]["nodeName"].rsplit("-", 1)[0]: _slice(one) for one in own.pods()}
     assert sorted(pools) == ["pool-0", "pool-1"] and sorted(pools.values()) == ["0", "1"], (
         "a slice has a pool to itself"
     )
     assert all(pools[one["spec"]["nodeName"].rsplit("-", 1)[0]] == _slice(one) for one in own.pods())
+
+
+def admitted(own: OwnKubernetes) -> list[tuple[str, str]]:
+    """Of each Workload that Kueue lets run: its queue, and how many chips it has."""
+    workloads = own.admin.read_items(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/workloads", {})
+    found = []
+    for one in workloads:
+        given = one["status"]["admission"]
+        chips = [part["resourceUsage"]["google.com/tpu"] for part in given["podSetAssignments"]]
+        assert any(c["type"] == "Admitted" and c["status"] == "True" for c in one["status"]["conditions"])
+        found.append((given["clusterQueue"], *chips))
+    return found
 
 
 def _slice(found: Fields) -> str:
@@ -75,6 +88,7 @@ run: |
 """
     )
     said = podway(pod, "launch", "-y", "-c", "codes", str(tmp_path / "task.yaml"), code=100, seconds=480)
+    assert admitted(own) == [(CLUSTER_QUEUE, "16")]
     assert "attempt 2" in said and "attempt 3" not in said, said
     assert (
         "the last words" in said

@@ -294,13 +294,14 @@ class Gang:
 
     async def _fail(self, state: JobState, phase: str, blamed: Exit) -> None:
         """It failed: for good, unless its task comes back from this."""
-        no_container = await container_problem(self.fleet, self.job.agent_job_id, phase, blamed)
-        reason = no_container or self._blame(phase, blamed)
-        if self.job.task.recovery is not None:
-            cause = cause_of(self.job, blamed, hosts_lost=await self.fleet.any_lost())
+        reason = await container_problem(self.fleet, self.job.agent_job_id, phase, blamed) or self._blame(phase, blamed)
+        if self.job.task.recovery is not None or blamed.killed:
+            cause = cause_of(self.job, blamed, hosts_lost=(hosts_lost := await self.fleet.any_lost()))
             if comes_back(self.job, cause):
                 await self._come_back(cause, reason)
                 return
+            if hosts_lost and blamed.killed:  # a host that is taken away in an orderly manner ends its processes first
+                state, reason = JobState.FAILED_DRIVER, f"its hosts were lost: {reason}"
         await self._end(state, reason, blamed)
 
     async def _come_back(self, cause: Cause, reason: str) -> None:
@@ -442,8 +443,7 @@ class Gang:
         )
 
     def _blame(self, phase: str, end: Exit) -> str:
-        host = self.fleet.hosts[end.rank]
-        return f"{phase} on {host_name(end.rank)} (rank {end.rank}, {host.address}) {end}"
+        return f"{phase} on {host_name(end.rank)} (rank {end.rank}, {self.fleet.hosts[end.rank].address}) {end}"
 
 
 async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:

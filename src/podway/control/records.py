@@ -172,6 +172,11 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """True for a plain exit 0."""
         return self.code == 0 and not self.lost
 
+    @property
+    def killed(self) -> bool:
+        """True for a signal, also where a shell tells of it by its exit code."""
+        return self.signal is not None or (self.code or 0) > 128
+
     def __str__(self) -> str:
         if self.lost:
             return "was lost (its process supervisor was killed)"
