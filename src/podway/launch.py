@@ -20,6 +20,7 @@ from podway.provider_table import row_of
 from podway.task.environment import fill_secrets
 from podway.task.mounts import WORKDIR_NAME
 from podway.task.task import Git, Task, Url, Volume, container_image
+from podway.task.volumes import NODE_RANK, for_node
 
 COORDINATOR_PORT = 8476  # the port JAX itself uses for its coordinator on Cloud TPU
 MEGASCALE_PORT = 8080  # libtpu's default for multislice
@@ -88,6 +89,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         first = "" if self.task.first_hosts is None else _FIRST_HOSTS.replace("@COUNT@", str(self.task.first_hosts))
         return first + self._link_prelude() + (_python_prelude(self.task.python) if self.task.python else "") + script
 
+    def container_on(self, host: Host) -> ContainerSpec | None:
+        """The same, as one host has it: with the volumes of its own node."""
+        found = self.container
+        if found is None or not found.volumes:
+            return found
+        volumes = tuple((for_node(source, host.slice), *more) for source, *more in found.volumes)
+        return msgspec.structs.replace(found, volumes=volumes)
+
     @property
     def container(self) -> ContainerSpec | None:
         """What the scripts run in, where that is not the host's own file system."""
@@ -99,24 +108,23 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             image=image,
             user=self.task.user,
             mounts=tuple((path, path, False) for path in targets),
-            # What a simulated host has of its own is its home: its directories lie there.
-            volumes=tuple(
-                (f"{_SIMULATED_DISK}{source}" if self.simulated else source, volume.path, volume.read_only)
-                for source, volume in self._host_volumes()
-            ),
+            volumes=tuple((source, volume.path, volume.read_only) for source, volume in self._host_volumes()),
         )
 
     def _host_volumes(self) -> list[tuple[str, Volume]]:
-        """The task's directories of its hosts, where the provider shows them."""
+        """The task's directories of its hosts and its volumes, where the provider shows them."""
         shown = "instance-paths" in row_of(self.order.provider).capabilities
-        return [(one.instance_path, one) for one in self.task.volumes if shown and one.instance_path is not None]
+        found = [(one.instance_path, one) for one in self.task.volumes if shown and one.instance_path is not None]
+        # What a simulated host has of its own is its home: its directories lie there. Volumes do not go with it.
+        own = self.simulated
+        return [(f"{_SIMULATED_DISK}{path}" if own and one.name is None else path, one) for path, one in found]
 
     def _link_prelude(self) -> str:
         """Shell lines that link the task's directories of the host, where no image binds them."""
-        volumes = self._host_volumes()
-        if not volumes or self.simulated or self.container is not None:
+        volumes = [one for one in self._host_volumes() if not self.simulated or one[1].name is not None]
+        if not volumes or self.container is not None:
             return ""
-        links = [f"podway_link {shlex.quote(source)} {shlex.quote(volume.path)}" for source, volume in volumes]
+        links = [f"podway_link {_shell_path(source)} {_shell_path(volume.path)}" for source, volume in volumes]
         return "\n".join([_LINK, *links, ""])
 
     @property
@@ -279,7 +287,15 @@ SKYPILOT_NODE_IPS=$(printf '%s\\n' "$PODWAY_HOST_IPS" | head -n @COUNT@)
 export SKYPILOT_NODE_IPS SKYPILOT_SETUP_NODE_IPS="$SKYPILOT_NODE_IPS" SKYPILOT_NUM_NODES=@COUNT@
 """
 
+
 # The link is made once and found by every later script; what is there already is never replaced.
+def _shell_path(path: str) -> str:
+    """A path as a word of the shell: `~` is the home, and the number of the node is known there."""
+    begin = '"$HOME"/' if path.startswith("~/") else ""
+    parts = NODE_RANK.split(path.removeprefix("~/"))
+    return begin + '"$PODWAY_SLICE_ID"'.join(shlex.quote(part) if part else "" for part in parts)
+
+
 _LINK = """podway_link() {
   if [ ! -e "$1" ] && ! mkdir -p "$1" 2>/dev/null && ! sudo -n install -d -o "$(id -u)" "$1" 2>/dev/null; then
     echo "podway: volumes: the directory $1 cannot be made on this host"

@@ -6,6 +6,17 @@ Apart from `launch.py` so that whoever only reads them (every CLI command does) 
 import msgspec
 
 
+class OrderVolume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A volume that the hosts of a cluster have from the start."""
+
+    name: str
+    disk: str = ""  # what the provider calls it
+    size_gb: int = 0
+    disk_type: str | None = None
+    blank: bool = False  # it may be formatted when it holds nothing; False: it was registered, and is only ever mounted
+    slice: int | None = None  # of this slice alone; None: of all
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What to provision, resolved: one slice type, how many of it, where, and how it is paid for."""
 
@@ -36,6 +47,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     subnetwork: str | None = None
     service_account: str | None = None
     tags: tuple[str, ...] = ()
+    volumes: tuple[OrderVolume, ...] = ()  # of a provider that attaches them when it makes the hosts
     isolated: bool = False  # hosts on the server's machine, as an operating-system user of their own
     own_network: bool = False  # simulated hosts whose ports are their own, as those of machines are
 

@@ -36,9 +36,9 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     # What follows the name in `--infra NAME/…`: a Google Cloud region and zone, a region and zone, or one word of its own
     # (the pool, the context).
     place: Literal["google-zone", "zone", "word"] = "zone"
-    # Which of image, python, disk, ports, instance-paths, buckets, replicas, dev, forwarding it does for real; shell: `podway ssh`
-    # leads to its hosts, though they have no sshd; own-identity: its hosts reach buckets as themselves; hosts-of-image: its hosts are
-    # containers of the image already.
+    # Which of image, python, disk, ports, instance-paths, volumes, buckets, replicas, dev, forwarding it does for real; shell:
+    # `podway ssh` leads to its hosts, though they have no sshd; own-identity: its hosts reach buckets as themselves; hosts-of-image:
+    # its hosts are containers of the image already; attached-volumes: a volume is a disk that one host has, from its creation on.
     capabilities: frozenset[str] = frozenset()
     variables: tuple[
         str, ...
@@ -61,7 +61,19 @@ _ROWS = (
         extra="gcp",
         place="google-zone",
         capabilities=frozenset(
-            {"disk", "ports", "buckets", "instance-paths", "own-identity", "dev", "forwarding", "image", "python"}
+            {
+                "disk",
+                "ports",
+                "buckets",
+                "instance-paths",
+                "volumes",
+                "attached-volumes",
+                "own-identity",
+                "dev",
+                "forwarding",
+                "image",
+                "python",
+            }
         ),
         variables=(
             "PODWAY_GCP_PROJECT",
@@ -94,7 +106,7 @@ _ROWS = (
         opens="podway.providers.local.provider:open_provider",
         simulated=True,
         on_server=True,
-        capabilities=frozenset({"instance-paths", "dev", "forwarding", "image", "python"}),
+        capabilities=frozenset({"instance-paths", "volumes", "dev", "forwarding", "image", "python"}),
         image_check="podway.providers.local.images:why_no_images",
     ),
     ProviderRow(
@@ -103,7 +115,7 @@ _ROWS = (
         diagnose="podway.providers.ssh.diagnose:diagnose",
         extra="ssh",
         place="word",
-        capabilities=frozenset({"buckets", "instance-paths", "dev", "forwarding", "image", "python"}),
+        capabilities=frozenset({"buckets", "instance-paths", "volumes", "dev", "forwarding", "image", "python"}),
         variables=("SSH_AUTH_SOCK",),
         no_stop="its hosts are machines of your own, which Podway does not switch off",
     ),

@@ -20,6 +20,7 @@ from podway.errors import UserError
 from podway.hosts.blobs import BlobStore
 from podway.server import api
 from podway.server.service_api import ServiceView
+from podway.server.volume_api import VolumesReply, VolumeView
 from tests.cli import records
 
 TOKEN = "stub-token"
@@ -207,6 +208,21 @@ class Stub:
         return iter([self.output.get((int(body["rank"]), body["phase"]), b"")])
 
 
+VOLUME = VolumeView(
+    name="data",
+    user="ann",
+    project=None,
+    provider="gcp",
+    region="us-east5",
+    zone="us-east5-b",
+    size_gb=200,
+    disk_type="pd-balanced",
+    disk="projects/p/zones/us-east5-b/disks/volume-data",
+    registered=False,
+    state="ready",
+    used_by="demo",
+    created=0.0,
+)
 _C, _S = "/v1/clusters/([^/]+)", "/v1/services/([^/]+)"
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/v1/info", Stub.info),
@@ -243,6 +259,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("GET", _S, lambda stub, name, body, data: stub.find_service(name)),
     ("PUT", f"{_S}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find_service(name)),
     ("DELETE", f"{_S}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find_service(name)),
+    ("GET", "/v1/volumes", lambda stub, body, data: VolumesReply(volumes=[VOLUME])),
     ("GET", "/v1/audit", lambda stub, body, data: api.AuditReply(entries=stub.entries)),
     ("DELETE", "/v1/users/([^/]+)", lambda stub, user, body, data: api.TokensReply(tokens=[])),
 ]

@@ -74,13 +74,18 @@ def test_a_bucket_is_refused_where_there_are_none() -> None:
 SHOWS = frozenset({"instance-paths"})
 
 
-def test_a_network_disk_is_refused_unless_it_is_optional() -> None:
+def test_a_volume_is_refused_where_there_are_none_unless_it_is_optional() -> None:
     disk = Volume(path="/v", name="disk")
     refusal = remarks(Task(volumes=(disk,)), SHOWS, simulated=False).refusal
-    assert refusal is not None and "disk cannot be seen at /v here: Podway attaches no network disks" in refusal.what
+    assert refusal is not None and "disk cannot be seen at /v here: Podway has no volumes there" in refusal.what
+    assert remarks(Task(volumes=(disk,)), SHOWS | {"volumes"}, simulated=False).refusal is None
+    at_root = remarks(Task(volumes=(disk,)), SHOWS | {"volumes"}, simulated=True).refusal
+    assert at_root is not None and "share this machine's root directory" in at_root.what
+    in_home = msgspec.structs.replace(disk, path="~/v")
+    assert remarks(Task(volumes=(in_home,)), SHOWS | {"volumes"}, simulated=True).refusal is None
     found = remarks(Task(volumes=(msgspec.structs.replace(disk, optional=True),)), NOTHING, simulated=False)
     assert found.refusal is None
-    assert found.notes == ("the optional volume disk is left out at /v: Podway attaches no network disks",)
+    assert found.notes == ("the optional volume disk is left out at /v: Podway has no volumes there",)
 
 
 def test_a_directory_of_the_host_is_seen_where_hosts_have_some() -> None:

@@ -253,3 +253,31 @@ def test_a_host_cut_off_and_an_sshd_killed_cost_no_line(pod: Podway, cloud: Runn
     assert without_prefix(pod.log_text("c", job)) == numbered_lines(4, {"run": 200})
     podway(pod, "down", "-y", "c")
     wait_until(lambda: pod.client.clusters() == [], 30, "the end of the cluster")
+
+
+@pytest.mark.soak
+def test_a_volume_outlives_its_cluster(pod: Podway, cloud: Running, tmp_path: Path) -> None:
+    """A persistent disk: formatted once, mounted on a host, found again by another cluster, deleted by its name."""
+    if subprocess.run(["losetup", "-f"], capture_output=True).returncode:
+        pytest.skip("no loop device can be made here for a data disk")
+    (pod.home / "gcp.yaml").write_text("ssh_user: root\n")  # the sandbox's hosts have no sudo
+    (tmp_path / "volume.yml").write_text(
+        f"type: volume\nname: data\nbackend: gcp\nregion: us-east5\navailability_zone: {EAST}\nsize: 20GB\n"
+    )
+    (tmp_path / "task.yml").write_text(
+        'type: task\nname: keep\nvolumes: ["data:/data"]\nresources: {gpu: v5litepod-1}\n'
+        'commands: ["cat /data/said || true", "echo said-by-$(hostname) >> /data/said", "df --output=target /data | tail -1"]\n'
+    )
+    task = str(tmp_path / "task.yml")
+    assert "there is no volume 'data'" in podway(pod, "launch", "-y", "-c", "one", task, code=1)
+    assert f"ready on gcp/{EAST} (20 GB, pd-balanced)" in podway(pod, "apply", "-y", "-f", str(tmp_path / "volume.yml"))
+    first = podway(pod, "launch", "-y", "-c", "one", task)
+    assert "/mnt/podway-volumes/data" in first and "said-by" not in first
+    assert "attached to cluster one" in podway(pod, "launch", "-y", "-c", "two", task, code=1)
+    assert "used by cluster one" in podway(pod, "volume", "delete", "-y", "data", code=1)
+    podway(pod, "down", "-y", "one")
+    wait_until(lambda: pod.client.clusters() == [], 60, "the end of the cluster")
+    assert "said-by" in podway(pod, "launch", "-y", "-c", "two", task)
+    podway(pod, "down", "-y", "two")
+    wait_until(lambda: pod.client.clusters() == [], 60, "the end of the cluster")
+    podway(pod, "volume", "delete", "-y", "data")

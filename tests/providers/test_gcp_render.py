@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from podway.catalog.slices import all_slices, find_slice
 from podway.control.choosing import order_of
 from podway.errors import UserError
-from podway.order import Order
+from podway.order import Order, OrderVolume
 from podway.providers import Offer, Request
 from podway.providers.gcp.render import Mark, RenderContext, ident, is_queued, read_mark, render
 from podway.providers.gcp.settings import Settings
+from podway.providers.gcp.volumes import usual_type, volume_step
 from podway.task.environment import Overrides
 from podway.task.read import read_task
+from podway.task.task import Placement
+from podway.task.volumes import VolumeSpec
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "gcp"
 SEEDS = Path(__file__).parent.parent.parent / "examples" / "seeds"
@@ -48,6 +51,12 @@ def order(
     )
 
 
+def volume(name: str, **more: object) -> OrderVolume:
+    zone = "us-east5-b" if more.get("disk_type") else "us-west4-a"
+    disk = f"projects/my-project/zones/{zone}/disks/volume-{name}"
+    return OrderVolume(name=name, disk=disk, size_gb=200, **{"blank": True, **more})  # type: ignore[arg-type]
+
+
 MODES = {
     "on-demand-host": order("v6e-8"),
     "on-demand-pod": order("v5p-32", zone="us-east5-a"),
@@ -68,6 +77,12 @@ MODES = {
         "v2-8", zone="us-central1-b", tpu_vm=False, runtime_version="2.12.0", instance_type="n1-highmem-8"
     ),
     "tpu-node-of-a-name": order("v3-8", zone="us-central1-a", tpu_vm=False, tpu_name="my-node", spot=True),
+    "volume-and-data-disk": order("v6e-8", disk_gb=300, volumes=(volume("data", disk_type="hyperdisk-balanced"),)),
+    "volume-of-a-spot-host": order("v5litepod-4", zone="us-west4-a", spot=True, volumes=(volume("old", blank=False),)),
+    "volume-for-each-node": order(
+        "v5litepod-8", 2, zone="us-west4-a", volumes=(volume("data-0", slice=0), volume("data-1", slice=1))
+    ),
+    "volume-of-a-cpu-host": order(None, zone="us-west4-a", volumes=(volume("data"),)),
     "cpu-hosts": order(None, 2, zone="us-central1-a", spot=True),
 }
 
@@ -207,3 +222,30 @@ def test_every_slice_of_the_catalog_is_rendered_as_the_api_spells_it(tpu, spot: 
     for node in nodes:
         assert node["acceleratorType"] == tpu.accelerator_type
         assert node["runtimeVersion"] == tpu.generation_facts.default_runtime
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (order("v6e-16", volumes=(volume("d"),)), "hosts cannot all write to one disk"),
+        (order("v5litepod-8", 2, volumes=(volume("d"),)), "a disk is attached to one of them"),
+        (order("v6e-8", volumes=(volume("d", disk_type="pd-balanced"),)), "which v6e does not take"),
+        (order("v5p-8", volumes=(volume("d", disk_type="hyperdisk-balanced"),)), "which v5p does not take"),
+        (order("v2-8", tpu_vm=False, volumes=(volume("d"),)), "a legacy TPU Node has no disks"),
+    ],
+)
+def test_volumes_that_cannot_be_attached_are_refused(asked: Order, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        render("demo", asked, CONTEXT)
+
+
+def test_the_disk_of_a_volume_is_golden() -> None:
+    spec = VolumeSpec(name="My.Data", placement=Placement(provider="gcp", zone="us-west4-a"), size_gb=200)
+    step = volume_step(spec, "us-west4-a", "my-project", "ab12cd34")
+    _golden(Request(provider="gcp", name="volume", steps=(step,)), GOLDEN / "volume.json")
+    assert read_mark(str(step.body["description"])) is None, "no cluster owns it"
+
+
+def test_a_zone_with_new_tpus_alone_has_disks_that_they_take() -> None:
+    assert usual_type("us-east4-a") == "hyperdisk-balanced"
+    assert usual_type("us-west4-a") == "pd-balanced"

@@ -62,6 +62,7 @@ SEEDS: dict[str, Any] = {
     "TokenBody": {"user": "bob", "role": "viewer", "name": "laptop", "lifetime_s": 60.0},
     "GrantBody": {"right": "use"},
     "MemberBody": {"role": "viewer"},
+    "VolumeBody": {"spec": {"name": "v", "placement": {"provider": "local"}}},
     "GatewayKeyBody": {"name": "app", "services": ["s"], "requests_per_minute": 60, "tokens_per_day": 1000},
     "GatewayReport": {
         "gateway": "g1",

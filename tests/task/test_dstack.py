@@ -301,7 +301,7 @@ def test_volumes() -> None:
         Volume(path="/c", name="w"),
         Volume(path="/d", instance_path="/i", optional=True),
     )
-    for bad in ("'v:a'", "v", "{path: /a}", "{name: v, instance_path: /i, path: /a}", "'v-${{ dstack.node_rank }}:/a'"):
+    for bad in ("'v:a'", "v", "{path: /a}", "{name: v, instance_path: /i, path: /a}", "'v-${{ run.id }}:/a'"):
         assert "f.yaml:3:" in task_error(f"volumes: [{bad}]")
 
 

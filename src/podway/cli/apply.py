@@ -9,10 +9,11 @@ from podway.cli.applying import apply_service, parse_share
 from podway.cli.launching import Interaction, launch
 from podway.cli.options import output_option, yes_option
 from podway.cli.task_options import task_options
+from podway.cli.volume import apply_volume
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions
 from podway.task.environment import Overrides
-from podway.task.read import read_task, read_task_text
+from podway.task.read import read_task, read_task_text, read_volume
 
 
 @click.command(name="apply")
@@ -40,18 +41,22 @@ def command(
     yes: bool,
     output: str,
 ) -> None:
-    """Make or update a service of a file; launch any other task.
+    """Make or update the service or volume of a file; launch any other task.
 
     A task is launched on a cluster named after it. A service that exists is compared with the file: replicas, scaling, probes and
     limits are changed in place, and what changes what runs rolls out as a new revision.
 
+    A file of type volume creates the volume, or registers an existing disk.
+
     ARGS stand for ${{ run.args }} in the file.
     """
     overrides = msgspec.structs.replace(overrides, run_args=arguments)
-    if path == "-":
-        task = read_task_text(sys.stdin.buffer.read(), overrides=overrides)
-    else:
-        task = read_task(path, overrides=overrides)
+    text = sys.stdin.buffer.read() if path == "-" else None
+    volume = read_volume(path, text, overrides)
+    if volume is not None:
+        apply_volume(volume, Interaction(yes=yes, dryrun=dryrun, json=output == "json"), project)
+        return
+    task = read_task(path, overrides=overrides) if text is None else read_task_text(text, overrides=overrides)
     options = LaunchOptions(cluster=cluster or task.name, project=project)
     interaction = Interaction(yes=yes, detach=detach, dryrun=dryrun, json=output == "json")
     share = parse_share(canary)

@@ -11,8 +11,8 @@ from podway.cli.task_options import task_options
 from podway.control.capability_check import forecast
 from podway.provider_table import find_row
 from podway.task.environment import Overrides
-from podway.task.explain import explain
-from podway.task.read import read_tasks, read_tasks_text
+from podway.task.explain import explain, explain_volume
+from podway.task.read import read_tasks, read_tasks_text, read_volume
 from podway.task.schema import json_schema
 from podway.task.task import without_secrets
 
@@ -38,10 +38,13 @@ def command(ctx: click.Context, file: str | None, output: str, as_schema: bool, 
         ctx.exit(examine((row.name,), json=output == "json"))
     if file is None:
         raise click.UsageError("Give the path of a task file, or --json-schema.")
-    if file == "-":
-        tasks = read_tasks_text(sys.stdin.buffer.read(), overrides=overrides)
-    else:
-        tasks = read_tasks(file, overrides=overrides)
+    text = sys.stdin.buffer.read() if file == "-" else None
+    volume = read_volume(file, text, overrides)
+    if volume is not None:
+        shown_volume = msgspec.json.format(msgspec.json.encode(volume), indent=2) if output == "json" else ""
+        click.echo(shown_volume or explain_volume(volume))
+        return
+    tasks = read_tasks(file, overrides=overrides) if text is None else read_tasks_text(text, overrides=overrides)
     tasks = tuple(msgspec.structs.replace(task, notes=(*task.notes, *forecast(task))) for task in tasks)
     if output == "json":
         shown = [without_secrets(task) for task in tasks]

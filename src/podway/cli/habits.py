@@ -26,6 +26,8 @@ WORDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("show-gpus",): ("tpus",),
     ("show-tpus",): ("tpus",),
     ("users", "ls"): ("server", "users"),
+    ("volumes", "delete"): ("volume", "delete"),
+    ("volumes", "ls"): ("volume", "list"),
 }
 
 # The first words -> what to type instead.
@@ -63,8 +65,7 @@ ANSWERS: dict[tuple[str, ...], str] = {
     ("tpunode",): "Type: podway dev -c NAME --tpus v6e-8",
     ("user",): "Type: podway server users",
     ("users",): "Type: podway server users",
-    ("volume",): "Volumes are named in a task's file, under volumes; podway check FILE says what each of them does",
-    ("volumes",): "Volumes are named in a task's file, under volumes; podway check FILE says what each of them does",
+    ("volumes",): "Type: podway volume list|create|delete, or podway apply -f FILE with a file of type: volume",
     ("workspace",): "Type: podway server members (projects keep teams apart)",
 }
 

@@ -22,7 +22,11 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "top": ("podway.cli.top:command", "Show the CPU time and memory of each rank of a job.", RUN),
     "cancel": ("podway.cli.cancel:command", "Cancel jobs, and wait until all their processes have ended.", RUN),
     "run": ("podway.cli.run:command", "Run a command on every host at once, bypassing the queue.", RUN),
-    "apply": ("podway.cli.apply:command", "Make or update a service of a file; launch any other task.", RUN),
+    "apply": (
+        "podway.cli.apply:command",
+        "Make or update the service or volume of a file; launch any other task.",
+        RUN,
+    ),
     "dev": ("podway.cli.dev:command", "Work on a slice: launch it, prepare it once, forward its ports.", RUN),
     "attach": (
         "podway.cli.attach:command",
@@ -39,6 +43,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "autostop": ("podway.cli.autostop:command", "Stop or delete a cluster once it is idle.", CLUSTERS),
     "share": ("podway.cli.share:command", "Let another user of the server view or use a cluster or service.", CLUSTERS),
     "cost": ("podway.cli.cost:command", "Show what clusters cost, including deleted ones.", CLUSTERS),
+    "volume": ("podway.cli.volume:command", "Create, list and delete disks that outlive clusters.", CLUSTERS),
     "tpus": ("podway.cli.tpus:command", "Show TPU types: sizes, memory, speed and price.", FACTS),
     "check": (
         "podway.cli.check:command",

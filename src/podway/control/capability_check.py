@@ -106,7 +106,9 @@ def _volume_refusal(task: Task, capabilities: frozenset[str], simulated: bool) -
     return None
 
 
-_NO_VOLUME = "use a bucket in file_mounts, or on gcp and ssh a directory of the hosts: /host/path:/path"
+_NO_VOLUME = (
+    "use a bucket in file_mounts, or --infra gcp or ssh; a simulated host takes volumes below its home (~/data)"
+)
 
 
 def _volume_name(volume: Volume) -> str:
@@ -114,12 +116,15 @@ def _volume_name(volume: Volume) -> str:
 
 
 def _why_no_volume(task: Task, volume: Volume, capabilities: frozenset[str], simulated: bool) -> str:
-    """'' where it is done: a directory of the host is linked, or bound into the image."""
-    if volume.instance_path is None:
-        return "Podway attaches no network disks"
+    """'' where it is done: a directory of the host, or a volume of its provider, is linked, or bound into the image."""
+    if volume.name is None and volume.instance_path is None:
+        return "a volume is made by a name: podway volume create NAME --size 100GB"
+    if volume.name is not None and "volumes" not in capabilities:
+        return "Podway has no volumes there"
     if "instance-paths" not in capabilities:
         return "its hosts show no directories of their own"
-    if simulated and not all(container_image(one.image) for one in task.resources):
+    in_home = volume.name is not None and volume.path.startswith("~/")
+    if simulated and not in_home and not all(container_image(one.image) for one in task.resources):
         return "without an image the hosts of a simulated slice share this machine's root directory"
     return ""
 
@@ -128,6 +133,8 @@ def _volume_notes(task: Task, capabilities: frozenset[str], simulated: bool) -> 
     notes = []
     for volume in task.volumes:
         why = _why_no_volume(task, volume, capabilities, simulated)
+        if not why and volume.name is not None and volume.size_gb:
+            notes.append(f"the size of {volume.name} has no effect here: it is as large as it was made")
         if why and volume.optional:
             notes.append(f"the optional volume {_volume_name(volume)} is left out at {volume.path}: {why}")
         elif not why and volume.read_only and not all(container_image(one.image) for one in task.resources):
@@ -142,7 +149,10 @@ def _escape_refusal(task: Task) -> UserError | None:
     for target in (*(mount.target for mount in task.file_mounts), *(volume.path for volume in task.volumes)):
         if settled(target) != target:
             return UserError(f"file_mounts {target}: the path has `.` or `..` in it", "write the path without them")
-    for source in (volume.instance_path for volume in task.volumes if volume.instance_path is not None):
+    for part in (volume.sub_path for volume in task.volumes if volume.sub_path is not None):
+        if settled(part) != part or part.startswith(("/", "~")):
+            return UserError(f"volumes: {part} leads out of its volume", "write a directory below it")
+    for source in (volume.instance_path for volume in task.volumes if volume.instance_path and volume.name is None):
         if settled(source) != source or not source.startswith("/"):
             return UserError(
                 f"volumes: {source} is not an absolute path", "write it from the root, without `.` and `..`"

@@ -13,6 +13,7 @@ import msgspec
 from podway.catalog.slices import find_slice
 from podway.control.failover import Place, PlaceRecord, ranked
 from podway.control.records import Cluster
+from podway.control.volumes import check_attached
 from podway.errors import UserError
 from podway.order import Order
 from podway.provider_table import row_of
@@ -88,6 +89,12 @@ def choose(
     return Choice(offers=tuple(offers), candidates=candidates, best=best, untried=untried)
 
 
+def with_orders(choice: Choice, change: Callable[[Order], Order]) -> Choice:
+    """The choice, each of its orders changed."""
+    candidates = tuple(tuple(change(one) for one in group) for group in choice.candidates)
+    return msgspec.structs.replace(choice, candidates=candidates, best=tuple(change(one) for one in choice.best))
+
+
 def _unique(orders: list[Order]) -> list[Order]:
     kept: list[Order] = []
     for order in orders:
@@ -156,6 +163,7 @@ def order_of(offer: Offer, resources: Resources, valid_until_s: float | None = N
 def check_fit(cluster: Cluster, task: Task) -> None:
     """A task that names other resources than the cluster has must not run there unnoticed."""
     have = cluster.order
+    check_attached(have, cluster.name, task)
     wanted = [resources.accelerator for resources in task.resources]
     if any(accelerator is None for accelerator in wanted):
         return

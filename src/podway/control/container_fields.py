@@ -7,17 +7,22 @@ from podway.control.records import Exit
 from podway.errors import ProviderError
 from podway.hosts.logs.text import display, host_name
 from podway.launch import Launch
+from podway.order import Host
 
 FAILED = 125  # the exit code of hosts/agent/enter.py where the container itself could not be had
 _SAID = "podway: "  # how its sentence begins in the output
 _LONGEST = 2048
 
 
-def container_fields(launch: Launch, secrets: dict[str, str]) -> dict[str, object] | None:
-    """The `container` of a start request, if there is one. The registry's password leaves `secrets`: no job has business with it."""
+def registry_password(launch: Launch, secrets: dict[str, str]) -> str:
+    """Taken out of `secrets`: no job has business with it."""
     registry = launch.task.registry
-    password = secrets.pop(registry.password_secret, "") if registry is not None else ""
-    container = launch.container
+    return secrets.pop(registry.password_secret, "") if registry is not None else ""
+
+
+def container_fields(launch: Launch, host: Host, password: str) -> dict[str, object] | None:
+    """The `container` of a host's start request, if there is one."""
+    container, registry = launch.container_on(host), launch.task.registry
     if container is None:
         return None
     told: dict[str, object] = msgspec.to_builtins(container)

@@ -22,7 +22,7 @@ from typing import TypeVar
 from podway import crash
 from podway.control import transitions
 from podway.control.archive import Archive
-from podway.control.container_fields import container_fields, container_problem
+from podway.control.container_fields import container_fields, container_problem, registry_password
 from podway.control.decide import RankStatus, Verdict, judge
 from podway.control.fleet import LOST_AFTER_S, Fleet, HostSession, read_exit
 from podway.control.records import Cluster, Event, Exit, Job, JobState
@@ -187,7 +187,7 @@ class Gang:
         """Start a phase everywhere and see it through; the exit to blame, or None when all is well."""
         launch = self._launch()
         secrets = self.vault.open(self.job.sealed_secrets)
-        container = container_fields(launch, secrets)
+        password = registry_password(launch, secrets)
         pids = [0] * len(self.fleet.sessions)
 
         async def start(session: HostSession) -> None:
@@ -200,7 +200,7 @@ class Gang:
                 secrets=secrets,
                 cwd=launch.cwd,
                 interpreter=[self.job.task.shell],
-                container=container,
+                container=container_fields(launch, session.host, password),
             )
             pids[session.host.rank] = int(reply.get("pid") or 0)
 

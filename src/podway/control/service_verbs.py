@@ -101,7 +101,7 @@ class ServiceControl:
                 "updated in place",
                 lambda row: service_changes.update_in_place(row, without_secrets(request.task)),
             ), kind
-        self.control.check_launch(request, f"{name}-0")
+        self.control.check_launch(request, f"{name}-0", caller)
         revision = self._revision(request, caller)
         text = "is updated" if canary_share is None else f"tries a canary with {canary_share:.0%} of the traffic"
 
@@ -112,7 +112,7 @@ class ServiceControl:
         return self._change(known, text, change), "roll"
 
     def _create(self, name: str, request: LaunchRequest, caller: Caller) -> Service:
-        self.control.check_launch(request, f"{name}-0")
+        self.control.check_launch(request, f"{name}-0", caller)
         revision = self._revision(request, caller)
         self.port_for(request.options.provider, revision)
         service = Service(

@@ -26,6 +26,7 @@ from podway.control.people import People
 from podway.control.records import Cluster, Event, Job, JobState
 from podway.control.service_store import ServiceRows
 from podway.control.tables import READ_ONLY, clusters, events, jobs, tries
+from podway.control.volume_store import VolumeRows
 from podway.control.writing import UPDATE_TRIES, Stale, add_events
 from podway.decoding import from_json
 from podway.errors import UserError
@@ -99,6 +100,7 @@ class Store(LeasedRows[Cluster]):
         super().__init__(engine, Cluster, clusters, clusters.c.next_job, jobs.c.cluster_id)
         self.people = People(engine)
         self.gateway_keys = GatewayKeys(engine)
+        self.volumes = VolumeRows(engine)
         self.services = ServiceRows(engine, lambda key: self.written(key))
         self.written: Callable[[str], None] = lambda cluster_id: None  # told of every write, after it is durable
 

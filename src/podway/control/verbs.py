@@ -18,7 +18,7 @@ from podway.control.access import Caller, Right, check_cancel, check_inventory, 
 from podway.control.agreement import agreement, check_agreed
 from podway.control.autostop_policy import autostop_of
 from podway.control.capability_check import check_targets, no_image_for, remarks
-from podway.control.choosing import Choice, check_fit, choose
+from podway.control.choosing import Choice, check_fit, choose, with_orders
 from podway.control.failover import take
 from podway.control.one_shot import check_lasting, check_makes_cluster, check_reuse, render_for
 from podway.control.provisioning import begin_attempt
@@ -26,6 +26,7 @@ from podway.control.queueing import new_job, whole_tasks, with_pipeline
 from podway.control.records import CapacitySearch, Cluster, ClusterState, Event, Job, JobState, default_name
 from podway.control.store import AlreadyEnded, Stale, Store
 from podway.control.vault import SecretVault
+from podway.control.volumes import VolumeControl
 from podway.errors import UserError
 from podway.hosts.manifest import FileTree
 from podway.launch import does_something
@@ -37,8 +38,6 @@ from podway.task.task import Autostop, Task
 
 JOB_NUMBER = re.compile(r"[0-9]{1,9}")  # more does not fit the column
 NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$")
-
-
 Prefer = Callable[[Choice], Choice]
 
 
@@ -84,6 +83,7 @@ class Control:
         self.wake = wake
         self.usual = usual  # the providers to ask where a task names none
         self.hosts_here = hosts_here  # how hosts may be made on this machine
+        self.volumes = VolumeControl(store, provider, hosts_here)
 
     # launching
 
@@ -92,6 +92,7 @@ class Control:
         name = self._name(request.options.cluster, caller.user)
         check_project(caller, request.options.project)
         check_inventory(caller, request.task)
+        request = self.volumes.attach(request, caller)
         known, tasks = self.store.find(name), whole_tasks(request)
         offers: tuple[Offer, ...] = ()
         if known is not None:
@@ -116,6 +117,7 @@ class Control:
     def launch(self, request: LaunchRequest, caller: Caller, prefer: Prefer | None = None) -> Launched:
         """Make the cluster (or take the one of that name), and queue the task on it. `prefer`: a replica's, where it is best made."""
         check_makes_cluster(request, replica=prefer is not None)
+        request = self.volumes.attach(request, caller)
         tasks = whole_tasks(request)
         name = self._name(request.options.cluster, caller.user)
         check_project(caller, request.options.project)
@@ -129,7 +131,7 @@ class Control:
                     "name a cluster that is up with -c, or leave creation_policy out",
                     status=409,
                 )
-            cluster = self._create(name, request, caller.user, prefer)
+            cluster = self._create(name, request, caller, prefer)
         autostop = autostop_of(request, self.provider(cluster.order.provider), cluster.order)
         if not created:
             _check_taken(cluster, caller)
@@ -158,15 +160,11 @@ class Control:
         return Launched(cluster=name, cluster_id=cluster.id, job=number, created=created, then=then)
 
     def execute(
-        self, name: str, task: Task, files: tuple[FileTree, ...], user: str, request_id: str | None = None
+        self, name: str, task: Task, files: tuple[FileTree, ...], caller: Caller, request_id: str | None = None
     ) -> Launched:
         """Queue a task on a cluster that is up: no setup."""
-        cluster = check_lasting(self.find_cluster(name, live=True))
-        if cluster.goal != "up":
-            raise UserError(
-                f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
-            )
-        self._check_isolated(cluster)
+        task, user = self.volumes.attach_task(task, caller), caller.user
+        cluster = self._find_up(name)
         check_fit(cluster, task)
         notes = self._judge(LaunchRequest(task=task, files=files), cluster.order.provider, setup=False)
         job = self._queue(cluster, [(task, files)], user, setup=False, request_id=request_id)
@@ -175,19 +173,16 @@ class Control:
 
     def run_everywhere(self, name: str, command: str, user: str, request_id: str | None = None) -> Launched:
         """A command on every host at once, bypassing the queue: it does not wait for the chips and does not hold them."""
-        cluster = check_lasting(self.find_cluster(name, live=True))
-        if cluster.goal != "up":
-            raise UserError(
-                f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
-            )
-        self._check_isolated(cluster)
-        task = Task(name="run", run=command)
-        job = self._queue(cluster, [(task, ())], user, setup=False, gang=False, request_id=request_id)
+        cluster = self._find_up(name)
+        job = self._queue(
+            cluster, [(Task(name="run", run=command), ())], user, setup=False, gang=False, request_id=request_id
+        )
         self.wake(cluster.id)
         return Launched(cluster=name, cluster_id=cluster.id, job=job.number, created=False)
 
-    def check_launch(self, request: LaunchRequest, name: str) -> Choice:
+    def check_launch(self, request: LaunchRequest, name: str, caller: Caller) -> Choice:
         """Where a new cluster of that name may be made; refuses what cannot be, before anything is written."""
+        request = self.volumes.attach(request, caller)
         choice = self._choose(request)
         for provider in dict.fromkeys(one.provider for one in choice.best):
             self._judge(request, provider)
@@ -317,7 +312,7 @@ class Control:
         return cluster.request_id == request.request_id or self.store.has_request(cluster.id, request.request_id)
 
     def _choose(self, request: LaunchRequest) -> Choice:
-        return choose(
+        found = choose(
             request.task,
             self.provider,
             self.store.tries(),
@@ -326,17 +321,19 @@ class Control:
             isolate=self.hosts_here() == "isolated",
             valid_until_s=request.options.valid_until_s,
         )
+        return with_orders(found, lambda order: self.volumes.of_order(request.task, order))
 
-    def _create(self, name: str, request: LaunchRequest, user: str, prefer: Prefer | None) -> Cluster:
-        choice = self.check_launch(request, name)
+    def _create(self, name: str, request: LaunchRequest, caller: Caller, prefer: Prefer | None) -> Cluster:
+        choice = self.check_launch(request, name, caller)
         choice = prefer(choice) if prefer is not None else choice
         order, left = take(choice.best)
         check_agreed(request, order, exists=False)
+        self.volumes.check_free(order)
         now = time.time()
         cluster = Cluster(
             id=secrets.token_hex(6),
             name=name,
-            user=user,
+            user=caller.user,
             state=ClusterState.INIT,
             goal="up",
             order=order,
@@ -385,6 +382,16 @@ class Control:
                 f"take it down: podway down {cluster.name}",
                 status=403,
             )
+
+    def _find_up(self, name: str) -> Cluster:
+        """A cluster that jobs may be queued on."""
+        cluster = check_lasting(self.find_cluster(name, live=True))
+        if cluster.goal != "up":
+            raise UserError(
+                f"cluster {name} is {cluster.state.value}", f"start it first: podway start {name}", status=409
+            )
+        self._check_isolated(cluster)
+        return cluster
 
     def _bring_up(self, cluster: Cluster) -> Cluster:
         if cluster.goal == "gone":

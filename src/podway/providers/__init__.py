@@ -5,7 +5,7 @@ the cluster's name alone, so that a server that was killed finds again what it h
 returns at once: submit twice is one cluster, destroy of a missing one is silence, slow things are seen by `observe`.
 
 `Provider` is what every one of them implements. What only some can do is a protocol of its own, asked for with `isinstance`:
-`SupportsStop`, `SupportsListing`, `SupportsSelfTeardown`, `SupportsShell`, `SupportsPorts`, `SupportsCertificates`.
+`SupportsStop`, `SupportsVolumes`, `SupportsListing`, `SupportsSelfTeardown`, `SupportsShell`, `SupportsPorts`, `SupportsCertificates`.
 
 A provider is one package and one row in `podway.provider_table`; it is imported only when it is named.
 """
@@ -26,6 +26,7 @@ from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.provider_table import ProviderRow, find_row, load, provider_rows, row_of, simulated_names, unknown_provider
 from podway.task.task import Resources, Task
+from podway.task.volumes import VolumeSpec
 
 log = logging.getLogger("podway.providers")
 
@@ -106,6 +107,17 @@ class OwnedResource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     accelerator_type: str | None = None
     created: float | None = None
     hourly_cost: float | None = None  # None: no price is known; 0.0: it bills nothing
+
+
+class CreatedVolume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A volume as its provider made or found it."""
+
+    disk: str  # what the provider calls it
+    directory: str  # where on a host it is seen
+    region: str | None = None
+    zone: str | None = None
+    size_gb: int | None = None
+    disk_type: str | None = None
 
 
 class RunRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +201,17 @@ class Provider(Protocol):
 
     def connect(self, host: Host) -> Connect:
         """Opens streams to the host's agent."""
+
+
+@runtime_checkable
+class SupportsVolumes(Protocol):
+    """Directories that outlive clusters, by the names that people give them."""
+
+    async def create_volume(self, spec: VolumeSpec) -> CreatedVolume:
+        """Make it, or find what an interrupted call made; with a `disk_id`, look at the existing disk."""
+
+    async def delete_volume(self, spec: VolumeSpec) -> None:
+        """Delete it and what it holds; silence when it is gone."""
 
 
 @runtime_checkable
@@ -361,6 +384,7 @@ __all__ = [
     "BlockCode",
     "Blocked",
     "Condition",
+    "CreatedVolume",
     "HostsHere",
     "HttpCall",
     "Observation",
@@ -382,6 +406,7 @@ __all__ = [
     "SupportsSelfTeardown",
     "SupportsShell",
     "SupportsStop",
+    "SupportsVolumes",
     "open_provider",
     "refuse_stop",
     "stoppable",

@@ -9,6 +9,7 @@ from podway.sandbox.agenda import Agenda
 from podway.sandbox.compute.resources import Compute
 from podway.sandbox.jsons import JsonObject
 from podway.sandbox.ledger import Ledger
+from podway.sandbox.status import invalid
 from podway.sandbox.tpu.capacity import Capacity
 from podway.sandbox.tpu.nodes import MachineAction, Nodes
 from podway.sandbox.tpu.operations import Operations
@@ -46,6 +47,14 @@ class World:
             for node in self.nodes.all.values()
             if any(str(one.get("sourceDisk", "")).endswith(disk) for one in node.spec.get("dataDisks") or [])
         ]
+
+    def check_disks(self, spec: JsonObject) -> None:
+        """The disks of a new node must be there, and those it writes to must be nobody else's."""
+        for one, disk in self.disks_of(spec):
+            path = str(disk["selfLink"]).partition("/compute/v1/")[2]
+            users = [user for user in self.disk_users(path) if user != spec.get("name")]
+            if users and one.get("mode") != "READ_ONLY_MANY":
+                raise invalid(f"The disk resource '{path}' is already being used by '{users[0]}'")
 
     def disks_of(self, spec: JsonObject) -> list[tuple[JsonObject, JsonObject]]:
         """The disks that a node's spec names, each with how it is to be attached; all of them must be there."""

@@ -157,6 +157,9 @@ class AsyncClient:
     usage_by_day = _call(Client.usage_by_day)
     make_gateway_key = _call(Client.make_gateway_key)
     gateway_keys = _call(Client.gateway_keys)
+    volumes = _call(Client.volumes)
+    create_volume = _call(Client.create_volume)
+    delete_volume = _call(Client.delete_volume)
     delete_gateway_key = _call(Client.delete_gateway_key)
 
     info = _call(Client.info)

@@ -28,6 +28,7 @@ from podway.server.run_client import RunCalls
 from podway.server.service_client import ServiceCalls
 from podway.server.task_source import TaskKeywords, TaskSource, read_source
 from podway.server.urls import query, quote
+from podway.server.volume_client import VolumeCalls
 
 if TYPE_CHECKING:
     from podway.hosts.manifest import FileTree
@@ -62,7 +63,7 @@ class LogKeywords(TypedDict, total=False):
     spread: bool  # behind a line shown once for several hosts, the range of each figure that differs
 
 
-class Client(ServiceCalls, RunCalls):
+class Client(ServiceCalls, RunCalls, VolumeCalls):
     """Everything the command line does, against a team's server (after `podway login`, or by `url` and `token`) or this machine's own.
 
     Every method raises UserError, with what to do, when it cannot do what it is asked.

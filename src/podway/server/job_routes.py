@@ -21,7 +21,7 @@ LONGEST_WAIT_S = 60.0
 def execute(call: ApiCall) -> api.LaunchReply:
     """Queue a task on a cluster, without setup."""
     body: api.ExecBody = call.body
-    done = call.services.control.execute(call.path["cluster"], body.task, body.files, call.caller.user, body.request_id)
+    done = call.services.control.execute(call.path["cluster"], body.task, body.files, call.caller, body.request_id)
     return views.launched_view(done)
 
 

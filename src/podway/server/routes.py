@@ -1,10 +1,11 @@
 """Every route of the API in one table (`routing.Route` says what a row means)."""
 
 from podway.launch_options import LaunchRequest
-from podway.server import api, cluster_routes, job_routes, people_routes
+from podway.server import api, cluster_routes, job_routes, people_routes, volume_routes
 from podway.server.page_table import PAGE_ROUTES
 from podway.server.routing import Route, Stream
 from podway.server.service_route_table import SERVICE_ROUTES
+from podway.server.volume_api import VolumeBody, VolumesReply, VolumeView
 
 _C = "/v1/clusters/{cluster}"
 _J = f"{_C}/jobs/{{job}}"
@@ -345,6 +346,33 @@ _ROUTES: tuple[Route, ...] = (
         summary="Who did what",
         reply=api.AuditReply,
         query={"limit": int, "user": str},
+    ),
+    Route(
+        method="GET",
+        path="/v1/volumes",
+        function=volume_routes.volumes,
+        access="anyone",
+        summary="Volumes",
+        reply=VolumesReply,
+    ),
+    Route(
+        method="PUT",
+        path="/v1/volumes/{volume}",
+        function=volume_routes.create_volume,
+        access="create",
+        audited=True,
+        summary="Create a volume",
+        body=VolumeBody,
+        reply=VolumeView,
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/volumes/{volume}",
+        function=volume_routes.delete_volume,
+        access="create",
+        audited=True,
+        summary="Delete a volume",
+        reply=VolumesReply,
     ),
     *SERVICE_ROUTES,
 )

@@ -7,6 +7,7 @@ from podway.task.fields import Field
 from podway.task.mounts import git, mount_target, settled
 from podway.task.paths import LocalMachine
 from podway.task.task import FileMount, Git, LocalDir, Volume
+from podway.task.volumes import for_node
 
 _GIT_ADDRESS = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*://|[^/:@]+@)[^:]*(?::[0-9]+/[^:]*|:[^/:][^:]*)?)(?::(.+))?")
 
@@ -74,6 +75,7 @@ def read_dstack_volumes(field: Field) -> list[Volume]:
     for one in field.items():
         name = host = None
         optional = False
+        others: tuple[str, ...] = ()
         if one.is_mapping:
             at, named, host_path = one.get("path"), one.get("name"), one.get("instance_path")
             assert at is not None  # the shape requires it
@@ -86,25 +88,27 @@ def read_dstack_volumes(field: Field) -> list[Volume]:
                 if named
                 else []
             )
-            if len(names) > 1:
-                raise one.error("one volume of several cannot be chosen", "name one")
-            name, host, path = next(iter(names), None), host_path.words() if host_path else None, at.words()
+            name, others = next(iter(names), None), tuple(names[1:])
+            host, path = host_path.words() if host_path else None, at.words()
             flag = one.get("optional")
             optional = flag.flag() if flag else False
         else:
             source, _, path = one.words().partition(":")
             name, host = (None, source) if "/" in source else (source, None)
-        _check_volume(one, name, host, path)
+        _check_volume(one, (name, *others), host, path)
         host = posixpath.normpath(host) if host else None
-        found.append(Volume(path=mount_target(one, path), name=name, instance_path=host, optional=optional))
+        found.append(
+            Volume(path=mount_target(one, path), name=name, alternatives=others, instance_path=host, optional=optional)
+        )
     return found
 
 
-def _check_volume(field: Field, name: str | None, host: str | None, path: str) -> None:
-    if name is not None and "${{" in name:
-        raise field.error("a volume for each node cannot be named", "use a bucket, or one volume for all nodes")
+def _check_volume(field: Field, names: tuple[str | None, ...], host: str | None, path: str) -> None:
+    for name in filter(None, names):
+        if "${{" in for_node(name, 0):
+            raise field.error(f"`{name}` holds what is not known here", "write ${{ dstack.node_rank }} for each node")
     for part in (path, host):
         if part is not None and (not part.startswith("/") or ".." in part.split("/")):
             raise field.error(f"`{part}` is not an absolute path", "write name:/path or /host/path:/path")
-    if name == "":
+    if "" in names:
         raise field.error("the volume has no name", "write name:/path")

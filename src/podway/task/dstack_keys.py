@@ -385,7 +385,7 @@ TABLES: dict[str, Table] = {"task": TASK, "service": SERVICE, "dev-environment":
 OTHER_TYPES = {
     "fleet": ("Podway has no fleets", "launch a cluster with `podway launch -c NAME`, or just apply the run"),
     "gateway": ("Podway needs no gateway of its own", "its server publishes services: apply the service"),
-    "volume": ("Podway makes no volumes", "use a bucket in file_mounts, or name an existing disk in `volumes`"),
+    "volume": ("it is a disk for runs", "create it with: podway apply -f FILE"),
     "preset": ("Podway has no presets", "apply a file of type service"),
 }
 

@@ -5,9 +5,12 @@ Secrets are never shown, nor the values of variables whose names say that they a
 
 import re
 
+import msgspec
+
 from podway.catalog.slices import Slice, find_slice
 from podway.quantities import format_duration
 from podway.task.task import Bucket, FileMount, Git, LocalDir, Placement, Resources, ServiceSpec, Task, Url, Volume
+from podway.task.volumes import VolumeSpec
 
 _MASK = "*****"
 _HIDDEN_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|APIKEY)($|_)", re.I)
@@ -137,6 +140,14 @@ def _source(source: LocalDir | Git | Bucket | Url) -> str:
                 "" if source.persistent else "deleted at the end"
             ]
             return f"{source.uri} ({', '.join(filter(None, extra))})"
+
+
+def explain_volume(spec: VolumeSpec) -> str:
+    """A volume in words."""
+    place = "/".join(filter(None, msgspec.structs.astuple(spec.placement)))
+    rows = [("Volume", spec.name), ("Where", place), ("Size", f"{spec.size_gb} GB" if spec.size_gb else "-")]
+    rows += [("Registers", spec.disk_id)] if spec.disk_id else []
+    return "\n".join([*(f"{title:<12} {value}" for title, value in rows), *(f"Note: {note}" for note in spec.notes)])
 
 
 def _volume(volume: Volume) -> str:

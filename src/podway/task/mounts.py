@@ -67,8 +67,23 @@ def read_volumes(section: Field) -> list[Volume]:
         name, size = field.get("name"), field.get("size")
         if name is None and size is None:
             raise field.error("neither a name nor a size", "name an existing volume, or give the size of a new one")
-        found.append(Volume(path=at, name=name.words() if name else None, size_gb=gigabytes(size) if size else None))
+        part = field.get("sub_path")
+        found.append(
+            Volume(
+                path=at,
+                name=name.words() if name else None,
+                size_gb=gigabytes(size) if size else None,
+                sub_path=_sub_path(part) if part else None,
+            )
+        )
     return found
+
+
+def _sub_path(field: Field) -> str:
+    inside = posixpath.normpath(field.words().strip("/"))
+    if inside == ".." or inside.startswith("../") or "\0" in inside or "\n" in inside:
+        raise field.error(f"{field.found} leads out of the volume", "write a directory below it, such as data/train")
+    return inside
 
 
 def mount_target(field: Field, text: str) -> str:

@@ -14,14 +14,16 @@ from podway.errors import UserError
 from podway.task.dstack import read_dstack
 from podway.task.dstack_keys import TELLING_KEYS
 from podway.task.environment import Overrides
-from podway.task.fields import Field
+from podway.task.fields import Field, FlagField
 from podway.task.images import with_image_flags
 from podway.task.paths import absolute, read_file
 from podway.task.pipelines import share_cluster
+from podway.task.places import from_infra
 from podway.task.skypilot import read_skypilot
 from podway.task.skypilot_keys import TASK as SKYPILOT_TASK
 from podway.task.skypilot_keys import VOLUME_TYPES
 from podway.task.task import Task
+from podway.task.volumes import VolumeSpec, read_volume_text
 from podway.task.yamlfile import KeyValue, Mapping, Node, Scalar, parse
 
 Dialect = Literal["skypilot", "dstack"]
@@ -47,6 +49,13 @@ def _file(path: Path | str, overrides: Overrides) -> tuple[bytes, Path]:
     """What is in a task file, and the directory it is in."""
     file = absolute(str(path), overrides.here, overrides.local_env)
     return read_file(file, "a task file", str(path)), Path(file).parent
+
+
+def read_volume(path: str, text: bytes | None, overrides: Overrides = Overrides()) -> VolumeSpec | None:
+    """The volume that a file (or, where given, a text) describes; None where it is something else. --name and --infra replace its own."""
+    data, name = (_file(path, overrides)[0], path) if text is None else (text, "<stdin>")
+    placement = from_infra(FlagField("--infra", overrides.infra)) if overrides.infra else None
+    return read_volume_text(data, name=name, called=overrides.name, placement=placement)
 
 
 def read_task_text(

@@ -283,11 +283,7 @@ _VOLUME = Either(
             keys={
                 "name": _about(Text(), "The volume."),
                 "size": _about(_SIZE, "Make one of this size, for as long as the cluster lives."),
-                "sub_path": _about(
-                    Text(),
-                    "A directory of the volume.",
-                    refuse=("a part of a volume cannot be mounted", "mount it whole"),
-                ),
+                "sub_path": _about(Text(), "Only this directory of the volume, made if need be."),
                 "type": _about(Text(), "Kind of a new volume.", note="the provider's own kind is used"),
                 "labels": _about(MapOf(value=Text()), "Labels of a new volume.", note="a volume is not labelled"),
                 "config": _about(Anything(), "Tuning of a new volume.", note="the provider's defaults are used"),

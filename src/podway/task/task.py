@@ -94,11 +94,16 @@ class FileMount(TaskPart, frozen=True):
 
 
 class Volume(TaskPart, frozen=True):
-    """A disk (by name) or a directory of the host itself (by path), seen under `path` on every host."""
+    """A disk (by name) or a directory of the host itself (by path), seen under `path` on every host.
+
+    The control plane finds a named one and fills in `instance_path`: where on a host it is.
+    """
 
     path: str
-    name: str | None = None  # an existing network disk or volume
+    name: str | None = None  # a volume; `${{ dstack.node_rank }}` in it: one for each node
+    alternatives: tuple[str, ...] = ()  # other volumes that do as well: the first that exists is taken
     instance_path: str | None = None  # a directory of the host
+    sub_path: str | None = None  # only this directory of the volume
     size_gb: int | None = None  # make one of this size; None: it exists
     read_only: bool = False
     optional: bool = False  # go on without it where the provider has none

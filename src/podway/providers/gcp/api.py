@@ -165,6 +165,10 @@ class Cloud:
         where = None if zone == EVERYWHERE else zone
         return self._call(lambda: list(pages(parent)), zone=where)
 
+    def disk(self, path: str) -> ComputeItem:
+        """A disk of Compute Engine, whoever made it."""
+        return self._call(lambda: self._compute(ComputeItem, "GET", f"v1/{path}"), zone=zone_of(path))
+
     def has_type(self, zone: str, accelerator_type: str) -> bool:
         """Whether the project is offered this accelerator type in the zone."""
         name = f"projects/{self._account.project}/locations/{zone}/acceleratorTypes/{accelerator_type}"

@@ -6,8 +6,9 @@ that an address which another node had before is never taken for that one, nor i
 
 import asyncio
 import contextlib
+import hashlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import asyncssh
 import msgspec
@@ -21,7 +22,7 @@ from podway.providers import Shell
 from podway.providers.gcp.account import Account
 from podway.providers.gcp.api import Cloud
 from podway.providers.gcp.errors import GcpError
-from podway.providers.gcp.resources import Resource
+from podway.providers.gcp.resources import Resource, VolumeMount
 from podway.providers.ssh.machine import Held, MachineWork, Unable, who_am_i
 from podway.providers.ssh.pool import Machine
 
@@ -45,7 +46,12 @@ class Hosts:
         self._work = MachineWork(self.connections)
 
     async def place(
-        self, cluster: str, nodes: tuple[Resource, ...], disk_gb: int, tpu_name: str | None
+        self,
+        cluster: str,
+        nodes: tuple[Resource, ...],
+        disk_gb: int,
+        tpu_name: str | None,
+        volumes: Sequence[VolumeMount] = (),
     ) -> tuple[Host, ...]:
         """Have an agent answer on every worker of every node, and say who they are, slice by slice."""
         told = await asyncio.gather(*(self._cloud.in_thread(self._attributes, node) for node in nodes))
@@ -66,15 +72,15 @@ class Hosts:
                 )
                 self._pin(host, said)
                 hosts.append(host)
-        answers = await asyncio.gather(*(self._start(host, disk_gb) for host in hosts), return_exceptions=True)
+        answers = await asyncio.gather(*(self._start(host, disk_gb, volumes) for host in hosts), return_exceptions=True)
         wrong = [answer for answer in answers if isinstance(answer, BaseException)]
         if wrong:  # what no waiting mends first: another host may only be slow
             raise next((answer for answer in wrong if isinstance(answer, Unable)), wrong[0])
         return tuple(answer for answer in answers if isinstance(answer, Host))
 
-    async def ensure_agent(self, host: Host) -> None:
+    async def ensure_agent(self, host: Host, volumes: Sequence[VolumeMount] = ()) -> None:
         """Have the agent answer: it may have been killed, or the machine restarted."""
-        await self._work.ensure_agent(self.connect(host), lambda: self._start(host))
+        await self._work.ensure_agent(self.connect(host), lambda: self._start(host, volumes=volumes))
 
     def connect(self, host: Host) -> Connect:
         """Streams to the agent's socket."""
@@ -110,11 +116,14 @@ class Hosts:
     def _machine(self, host: Host) -> Machine:
         return Machine(name=host.id, endpoint=self.endpoint(host), internal_address=host.address, home=host.home)
 
-    async def _start(self, host: Host, disk_gb: int = 0) -> Host:
+    async def _start(self, host: Host, disk_gb: int = 0, volumes: Sequence[VolumeMount] = ()) -> Host:
         """Have its agent run; the host, with the home it really has. Done again, it changes nothing."""
         machine = self._machine(host)
         if host.home == DATA_HOME:  # a machine that was restarted has not mounted it
-            await self._mount(machine.endpoint, disk_gb)
+            await self._mount(machine.endpoint, mount_command(disk_gb), "the data disk")
+        for volume in volumes:
+            if volume.slice == host.slice:
+                await self._mount(machine.endpoint, volume_command(volume), f"volume {volume.volume}")
         lease = {"owner": self._account.owner, "cluster": host.cluster, "who": who_am_i()}
         try:
             claimed = await self._work.claim(machine, host.id, lease)
@@ -139,40 +148,63 @@ class Hosts:
             with contextlib.suppress(asyncssh.KeyImportError):
                 self.connections.pins.pin(self.endpoint(host), asyncssh.import_public_key(f"{kind} {said[HOST_KEY]}"))
 
-    async def _mount(self, endpoint: Endpoint, disk_gb: int) -> None:
-        """Have the data disk formatted if it is blank, mounted, and the login's own."""
-        done = await self.connections.run(endpoint, mount_command(disk_gb), timeout=MOUNT_S)
+    async def _mount(self, endpoint: Endpoint, command: str, what: str) -> None:
+        """Have a disk formatted if it is blank, mounted, and the login's own."""
+        done = await self.connections.run(endpoint, command, timeout=MOUNT_S)
         if done.code == NO_SUDO:
             raise Unable(
-                f"the data disk of {endpoint} cannot be mounted: the login {endpoint.user} may not use sudo there",
-                "let it (roles/compute.osAdminLogin where OS Login is on), or leave disk_size out",
+                f"{what} of {endpoint} cannot be mounted: the login {endpoint.user} may not use sudo there",
+                "let it (roles/compute.osAdminLogin where OS Login is on), or leave disk_size and volumes out",
             )
         if done.code:
             said = (done.err or done.out.decode(errors="replace")).strip().splitlines()
-            raise ProviderError(f"the data disk of {endpoint} cannot be mounted: {said[-1] if said else done.code}")
+            raise ProviderError(f"{what} of {endpoint} cannot be mounted: {said[-1] if said else done.code}")
 
 
 def mount_command(disk_gb: int) -> str:
-    """Shell text that mounts the data disk: the one with our label, or else a blank one of this size, which is formatted.
+    """Shell text that mounts the data disk, the first of the node's; 0 takes no disk that is not ours already."""
+    return _mount_script(DATA_HOME, DISK_LABEL, disk_gb, blank=True)
 
-    It may be run again and does nothing then; 0 takes no disk but ours.
+
+def volume_command(volume: VolumeMount) -> str:
+    """Shell text that mounts a volume; a registered disk is never formatted."""
+    # ext4 has room for 16 bytes of a label.
+    label = "pw" + hashlib.sha256(volume.volume.encode()).hexdigest()[:14]
+    return _mount_script(volume.directory, label, volume.size_gb, blank=volume.format_if_blank)
+
+
+def _mount_script(at: str, label: str, size_gb: int, *, blank: bool) -> str:
+    """Mount the disk with this label; else the one disk of this size that is blank, which is formatted (or, where it may not be,
+    the one that holds a file system of somebody else's). It may be run again and does nothing then.
+
+    Two disks that nothing tells apart are refused: each must be found again when it is attached without the other.
     """
+    fits = '[ -z "$(run blkid -p "/dev/$name")" ]'
+    if not blank:
+        ours = 'run blkid -o value -s LABEL "/dev/$name" | grep -qE "^pw[0-9a-f]{14}$|^podway$"'
+        fits = f'[ -n "$(run blkid -p -o value -s TYPE "/dev/$name")" ] && ! {ours}'
     script = f"""set -e
-at={DATA_HOME}
+at={shlex.quote(at)}
 if mountpoint -q "$at"; then exit 0; fi
 run() {{ if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }}
 run true 2>/dev/null || exit {NO_SUDO}
 disks() {{ lsblk -bdno NAME,SIZE,TYPE | awk '$3 == "disk" || $3 == "loop" {{print $1, $2}}'; }}
 found=
 for name in $(disks | cut -d' ' -f1); do
-  if [ "$(run blkid -o value -s LABEL "/dev/$name")" = {DISK_LABEL} ]; then found=/dev/$name; fi
+  if [ "$(run blkid -o value -s LABEL "/dev/$name")" = {label} ]; then found=/dev/$name; fi
 done
 if [ -z "$found" ]; then
-  for name in $(disks | awk '$2 == {disk_gb} * 1073741824 {{print $1}}'); do
-    if [ "$(lsblk -no NAME "/dev/$name" | wc -l)" = 1 ] && [ -z "$(run blkid -p "/dev/$name")" ]; then found=/dev/$name; break; fi
+  for name in $(disks | awk '$2 == {size_gb} * 1073741824 {{print $1}}'); do
+    if [ "$(lsblk -no NAME "/dev/$name" | wc -l)" = 1 ] && [ -z "$(lsblk -no MOUNTPOINT "/dev/$name" | tr -d ' \\n')" ] && {fits}; then
+      if [ -n "$found" ]; then
+        echo "two disks of {size_gb} GB cannot be told apart: give disk_size and volumes sizes of their own" >&2
+        exit 1
+      fi
+      found=/dev/$name
+    fi
   done
-  if [ -z "$found" ]; then echo "no blank disk of {disk_gb} GB is attached" >&2; exit 1; fi
-  run mkfs.ext4 -q -m 0 -L {DISK_LABEL} "$found"
+  if [ -z "$found" ]; then echo "no {"blank " if blank else ""}disk of {size_gb} GB is attached" >&2; exit 1; fi
+  {f'run mkfs.ext4 -q -m 0 -L {label} "$found"' if blank else ":"}
 fi
 run mkdir -p "$at"
 run mount -o discard,defaults "$found" "$at"

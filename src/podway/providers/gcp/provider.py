@@ -20,7 +20,7 @@ import msgspec
 from podway.errors import ProviderError, UserError
 from podway.hosts.link import Connect
 from podway.order import Host, Order
-from podway.providers import Observation, Offer, OwnedResource, Request, SelfTeardown, Shell, Step
+from podway.providers import CreatedVolume, Observation, Offer, OwnedResource, Request, SelfTeardown, Shell, Step
 from podway.providers.gcp.account import Account
 from podway.providers.gcp.api import EVERYWHERE, Cloud
 from podway.providers.gcp.configured import preferred_place
@@ -37,13 +37,16 @@ from podway.providers.gcp.resources import (
     is_spot,
     kinds_made_by,
     tpu_node_name,
+    volume_mounts,
     wanted_of,
     zone_of,
 )
 from podway.providers.gcp.self_teardown import self_teardown
 from podway.providers.gcp.state import WAITING, ClusterRecord, State, condition_of, is_placed, judge, owned_resource
+from podway.providers.gcp.volumes import GcpVolumes
 from podway.providers.ssh.machine import Unable
 from podway.task.task import Resources
+from podway.task.volumes import VolumeSpec
 
 PACE_S = 1.0  # between two looks at one cluster, however often a caller asks
 SLOWEST_S = 15.0  # between two looks at a queue
@@ -61,6 +64,7 @@ class GcpProvider:
         self.account = Account(root)
         self.cloud = Cloud(self.account)
         self.hosts = Hosts(self.account, self.cloud)
+        self.volumes = GcpVolumes(self.account, self.cloud)
         self.offer_finder = OfferFinder(self.cloud)
         self.records = ClusterRecords(self.account.folder / "clusters")
         self.pace_s, self.settle_s, self.boot_s = PACE_S, SETTLE_S, BOOT_S
@@ -199,9 +203,18 @@ class GcpProvider:
         """The same calls that `destroy` or `stop` begins with, for the head host to make with its own account."""
         return self_teardown(self.render(name, order), order, down=down, endpoint=self.account.settings.endpoint)
 
+    async def create_volume(self, spec: VolumeSpec) -> CreatedVolume:
+        """A persistent disk."""
+        return await self.volumes.create(spec)
+
+    async def delete_volume(self, spec: VolumeSpec) -> None:
+        """The disk goes."""
+        await self.volumes.delete(spec)
+
     async def ensure_agent(self, host: Host) -> None:
         """Have the agent answer."""
-        await self.hosts.ensure_agent(host)
+        record = self.records.read(host.cluster)
+        await self.hosts.ensure_agent(host, volume_mounts(record.request.steps) if record is not None else ())
 
     def connect(self, host: Host) -> Connect:
         """Streams to the agent's socket over the host's one connection."""
@@ -301,7 +314,12 @@ class GcpProvider:
         error: GcpError | None = None
         for step in steps:
             zone = zone_of(step.target)
-            if _place_of(step.target) in seen or zone in record.failures or step.target in record.operations:
+            if (
+                step.verb == "mount-volume"
+                or _place_of(step.target) in seen
+                or zone in record.failures
+                or step.target in record.operations
+            ):
                 continue
             if step.verb != "create-disk" and _waits_for_disk(record.request.steps, zone, seen):
                 continue
@@ -387,7 +405,9 @@ class GcpProvider:
         record = self.records.change(record, seen_ready=since)
         steps = record.request.steps
         try:
-            hosts = await self.hosts.place(record.request.name, unit.nodes, disk_size_gb(steps), tpu_node_name(steps))
+            hosts = await self.hosts.place(
+                record.request.name, unit.nodes, disk_size_gb(steps), tpu_node_name(steps), volume_mounts(steps)
+            )
         except Unable:
             raise  # no waiting makes it another machine
         except (ProviderError, UserError) as error:

@@ -5,6 +5,7 @@
    on demand is created at once, because only such a node can be stopped and started (Google, "Manage TPU resources").
 3. Several slices are one queued resource (multislice); zones that are queued in at the same time have a step each.
 4. A data disk comes before the node that has it; a firewall rule stands for the ports; a legacy TPU Node has a host VM.
+5. Volumes are attached with the nodes; the last steps say what the hosts mount of them, and are no calls.
 """
 
 import hashlib
@@ -21,6 +22,8 @@ from podway.providers.gcp.settings import SCOPE, Settings
 BOOT_DISK_GB = 100  # Google, "Attach durable block storage to a TPU VM"
 HOST_VM = "n1-highmem-8"  # for a legacy TPU Node, as its documentation suggests
 NODE_RUNTIME = "2.12.0"  # TensorFlow on a TPU Node, as people's task files name it
+VOLUMES_AT = "/mnt/podway-volumes"  # on a host: one directory for each volume
+NEWER_DISKS = frozenset(("v6e", "tpu7x"))  # they take hyperdisks, and the others persistent disks: as `disks` says
 CPU_VM = "n2-standard-8"
 HOST_IMAGE = "projects/debian-cloud/global/images/family/debian-12"
 # AcceleratorConfig.Type of the API, version 2; newer generations have none yet.
@@ -67,6 +70,8 @@ def is_queued(order: Order) -> bool:
     """Whether the order stands in line instead of being created at once."""
     if order.accelerator_type is None or not order.tpu_vm:
         return False
+    if any(one.slice is not None for one in order.volumes):
+        return False  # one request for all slices would give all of them the same disks
     if order.queued is not None:
         return order.queued
     asks_for_capacity = order.spot or order.best_effort or order.reservation or order.valid_until_s
@@ -90,12 +95,13 @@ def render(name: str, order: Order, context: RenderContext) -> Request:
     steps = [builder.firewall()] if order.ports else []
     for zone in zones:
         if order.accelerator_type is None:
-            steps += [builder.instance(zone, f"{builder.ident}-{i}", CPU_VM) for i in range(order.slices)]
+            steps += [builder.instance(zone, f"{builder.ident}-{i}", CPU_VM, i) for i in range(order.slices)]
         elif not order.tpu_vm:
             steps += [builder.instance(zone, builder.ident, HOST_VM), builder.tpu_node(zone)]
         else:
             steps += builder.disks(zone)
             steps += [builder.queued(zone)] if is_queued(order) else builder.nodes(zone)
+        steps += builder.mounts(zone)
     return Request(provider="gcp", name=name, steps=tuple(steps))
 
 
@@ -124,10 +130,40 @@ def _check(order: Order, zones: tuple[str, ...]) -> None:
             f"be written, and their own have {BOOT_DISK_GB} GB",
             "keep large files in a bucket (file_mounts), and leave disk_size out",
         )
+    _check_volumes(order)
     if order.slices > 1 and order.tpu_vm and kind and order.queued and not _multislice(order):
         raise UserError(f"{kind} cannot be queued as several slices: multislice begins with v4", "use one slice")
     if order.best_effort and not is_queued(order):
         raise UserError("best-effort capacity is for queued resources only", "leave `queued: false` out")
+
+
+def _check_volumes(order: Order) -> None:
+    """A disk that can be written is one host's (Google, "Attach durable block storage to a TPU VM")."""
+    for volume in order.volumes:
+        what = f"volume {volume.name} cannot be attached to {order.slices} x {order.accelerator_type or 'CPU host'}"
+        if not order.tpu_vm:
+            raise UserError(f"{what}: a legacy TPU Node has no disks", "use TPU VMs (leave tpu_vm: False out)")
+        if order.hosts_per_slice > 1:
+            raise UserError(
+                f"{what}: {order.hosts_per_slice} hosts cannot all write to one disk",
+                "use a slice of one host, or a bucket in file_mounts",
+            )
+        if order.slices > 1 and volume.slice is None:
+            raise UserError(
+                f"{what}: a disk is attached to one of them",
+                "name one for each, such as data-${{ dstack.node_rank }}, or use a bucket in file_mounts",
+            )
+        newer = bool(order.accelerator_type) and _generation(order) in NEWER_DISKS
+        if order.accelerator_type and volume.disk_type and newer != volume.disk_type.startswith("hyperdisk"):
+            wanted = "hyperdisk-balanced" if newer else "pd-balanced"
+            raise UserError(
+                f"{what}: it is a {volume.disk_type}, which {_generation(order)} does not take",
+                f"create one with --disk-type {wanted}, and copy what it holds",
+            )
+
+
+def _generation(order: Order) -> str:
+    return find_slice(order.accelerator_type or "", order.topology).generation
 
 
 def _disk_gb(order: Order) -> int:
@@ -150,7 +186,7 @@ class _StepBuilder:
 
     def queued(self, zone: str) -> Step:
         order = self.order
-        node = {**self.node(zone), **self._data_disk(zone)}
+        node = {**self.node(zone), **self._data_disks(zone, 0)}
         spec: dict[str, object] = {"parent": self._parent(zone), "node": node}
         if order.slices > 1:
             key = "multiNodeParams" if order.best_effort else "multisliceParams"
@@ -182,9 +218,9 @@ class _StepBuilder:
             Step(
                 verb="create-node",
                 target=f"{self._parent(zone)}/nodes/{name}",
-                body={**self.node(zone), **scheduling, **self._data_disk(zone)},
+                body={**self.node(zone), **scheduling, **self._data_disks(zone, number)},
             )
-            for name in names
+            for number, name in enumerate(names)
         ]
 
     def node(self, zone: str) -> dict[str, object]:
@@ -222,7 +258,7 @@ class _StepBuilder:
         name = order.tpu_name or self.ident
         return Step(verb="create-tpu-node", target=f"{self._parent(zone)}/nodes/{name}", body=body)
 
-    def instance(self, zone: str, name: str, machine: str) -> Step:
+    def instance(self, zone: str, name: str, machine: str, number: int = 0) -> Step:
         """A virtual machine without chips: a CPU host, or the host of a TPU Node."""
         order, settings = self.order, self.context.settings
         interface: dict[str, object] = self._network(zone, _network_path(self.context.project, self.network))
@@ -236,7 +272,10 @@ class _StepBuilder:
             "machineType": f"zones/{zone}/machineTypes/{order.instance_type or machine}",
             "labels": self.labels,
             "tags": {"items": self._tags()},
-            "disks": [{"boot": True, "autoDelete": True, "initializeParams": disk}],
+            "disks": [
+                {"boot": True, "autoDelete": True, "initializeParams": disk},
+                *({"source": path, "mode": "READ_WRITE", "autoDelete": False} for path in self._volumes_of(number)),
+            ],
             "networkInterfaces": [interface],
             "metadata": {"items": [{"key": key, "value": value} for key, value in self._metadata().items()]},
             "serviceAccounts": [
@@ -255,7 +294,7 @@ class _StepBuilder:
             return []
         tpu = find_slice(self.order.accelerator_type or "", self.order.topology)
         # The only kinds that TPUs take, by generation (Google, "Attach durable block storage to a TPU VM").
-        kind = "hyperdisk-balanced" if tpu.generation in ("v6e", "tpu7x") else "pd-balanced"
+        kind = "hyperdisk-balanced" if tpu.generation in NEWER_DISKS else "pd-balanced"
         body = {
             "name": self.ident,
             "description": self.mark,
@@ -279,10 +318,31 @@ class _StepBuilder:
         target = f"projects/{self.context.project}/global/firewalls/{self.ident}"
         return Step(verb="create-firewall", target=target, body=body)
 
-    def _data_disk(self, zone: str) -> dict[str, object]:
-        if not _disk_gb(self.order):
-            return {}
-        return {"dataDisks": [{"sourceDisk": self._disk_path(zone), "mode": "READ_WRITE"}]}
+    def mounts(self, zone: str) -> list[Step]:
+        """What each host does with its volumes once it is up."""
+        return [
+            Step(
+                verb="mount-volume",
+                target=volume.disk,
+                body={
+                    "volume": volume.name,
+                    "directory": f"{VOLUMES_AT}/{volume.name}",
+                    "sizeGb": volume.size_gb,
+                    "formatIfBlank": volume.blank,
+                    "slice": volume.slice or 0,
+                },
+            )
+            for volume in self.order.volumes
+            if f"/zones/{zone}/" in volume.disk
+        ]
+
+    def _volumes_of(self, number: int) -> list[str]:
+        return [one.disk for one in self.order.volumes if one.slice in (None, number)]
+
+    def _data_disks(self, zone: str, number: int) -> dict[str, object]:
+        """The cluster's own disk, and the volumes of this slice."""
+        paths = [*([self._disk_path(zone)] if _disk_gb(self.order) else []), *self._volumes_of(number)]
+        return {"dataDisks": [{"sourceDisk": path, "mode": "READ_WRITE"} for path in paths]} if paths else {}
 
     def _disk_path(self, zone: str) -> str:
         return f"projects/{self.context.project}/zones/{zone}/disks/{self.ident}"

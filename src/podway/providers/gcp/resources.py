@@ -26,6 +26,7 @@ _MADE_BY: dict[str, tuple[Kind, ...]] = {
     "create-tpu-node": ("tpu node",),
     "create-instance": ("instance",),
     "create-disk": ("disk",),
+    "mount-volume": (),
     "create-firewall": ("firewall rule",),
 }
 
@@ -122,6 +123,21 @@ def is_spot(step: Step) -> bool:
 def disk_size_gb(steps: Iterable[Step]) -> int:
     """The size of the data disk that the steps create; 0 where they create none."""
     return next((step.read(_StepBody).size_gb for step in steps if step.verb == "create-disk"), 0)
+
+
+class VolumeMount(msgspec.Struct, frozen=True, rename="camel"):
+    """A volume that the host of a slice mounts: the body of a `mount-volume` step."""
+
+    volume: str
+    directory: str
+    size_gb: int
+    format_if_blank: bool
+    slice: int
+
+
+def volume_mounts(steps: Iterable[Step]) -> list[VolumeMount]:
+    """What the hosts mount of volumes."""
+    return [step.read(VolumeMount) for step in steps if step.verb == "mount-volume"]
 
 
 def kinds_made_by(steps: Iterable[Step]) -> tuple[Kind, ...]:
@@ -226,6 +242,7 @@ class ComputeItem(msgspec.Struct, frozen=True, rename="camel"):
     network_interfaces: tuple[_NetworkInterface, ...] = ()
     scheduling: _Scheduling = _Scheduling()
     size_gb: int = 0
+    type: str = ""  # of a disk: the last word of the address is its kind
 
 
 def from_instance(item: ComputeItem) -> Resource | None:

@@ -40,13 +40,14 @@ from podway.hosts.link import (
     start_local_agent,
 )
 from podway.order import Host, Order
-from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
+from podway.providers import CreatedVolume, Observation, Offer, OwnedResource, Request, Shell, Step
 from podway.providers.local import networks
 from podway.providers.local.environment import furnish_home, host_environment
 from podway.providers.local.images import remove_containers
 from podway.providers.local.isolation import HostUser, check_isolation, choose_user, homes_root, kill_user
 from podway.providers.local.subnets import claim_subnet, host_address, release_subnet, subnet_of
 from podway.task.task import Resources
+from podway.task.volumes import VolumeSpec
 
 GOING = "going"  # a file that says that the hosts are being ended, for a stop or for good: nothing is started on them
 MOST_HOSTS = 128  # each host is a Python process; a laptop carries this many, and a 64-host pod is the usual rehearsal
@@ -218,6 +219,23 @@ class LocalProvider:
     def refuse_stop(self, order: Order) -> str | None:
         """A simulated cluster can always be stopped."""
         return None
+
+    async def create_volume(self, spec: VolumeSpec) -> CreatedVolume:
+        """A directory beside the clusters, which none of them deletes."""
+        if spec.disk_id is not None:
+            raise UserError("simulated hosts have no disks to register", "leave volume_id out: a directory is made")
+        place = self._volume(spec)
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return CreatedVolume(disk=str(place), directory=str(place))
+
+    async def delete_volume(self, spec: VolumeSpec) -> None:
+        """The directory and what is in it."""
+        place = self._volume(spec)
+        if place.exists():
+            await asyncio.to_thread(_remove, place)
+
+    def _volume(self, spec: VolumeSpec) -> Path:
+        return self.root.parent / "volumes" / spec.name
 
     async def ensure_agent(self, host: Host) -> None:
         """Start the agent over the home if it does not run, as a machine that came back would; an idle older one gives way."""

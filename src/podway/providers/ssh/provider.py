@@ -16,6 +16,7 @@ A machine that cannot be reached for a while is still ours: its jobs go on, and 
 
 import asyncio
 import contextlib
+import shlex
 import shutil
 import time
 from collections.abc import Awaitable, Iterable, Sequence
@@ -31,13 +32,16 @@ from podway.files import write_atomically
 from podway.hosts.link import Connect
 from podway.hosts.ssh.connections import SshConnections
 from podway.order import Host, Order
-from podway.providers import Observation, Offer, OwnedResource, Request, Shell, Step
+from podway.providers import CreatedVolume, Observation, Offer, OwnedResource, Request, Shell, Step
 from podway.providers.ssh.machine import Claimed, Held, MachineWork, Unable, owner_of, who_am_i
 from podway.providers.ssh.pool import Machine, Pool, PoolSlice, read_inventory, read_pool
 from podway.task.task import Resources
+from podway.task.volumes import VolumeSpec
 
 LOOK_EVERY_S = 30.0  # how often a ready cluster's leases are looked at
 LOOK_S = 8.0
+DELETE_S = 300.0  # for a volume of many files
+VOLUMES = "podway-volumes"  # below the home of a machine: what volumes hold outlives clusters
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +215,26 @@ class SshProvider:
             created=place.stat().st_mtime,
             hourly_cost=0.0,
         )
+
+    async def create_volume(self, spec: VolumeSpec) -> CreatedVolume:
+        """A directory on every machine of the pool, made where it is first used."""
+        if spec.disk_id is not None:
+            raise UserError("machines over ssh have no disks to register", "leave volume_id out: a directory is made")
+        pool = read_pool(self.folder, spec.placement.region)
+        return CreatedVolume(disk=spec.name, directory=f"~/{VOLUMES}/{spec.name}", region=pool.ref)
+
+    async def delete_volume(self, spec: VolumeSpec) -> None:
+        """The directory on every machine that the pool lists."""
+        machines = [one for part in read_pool(self.folder, spec.placement.region).slices for one in part.machines]
+        await _all([self._delete_directory(machine, f"{VOLUMES}/{spec.name}") for machine in machines])
+
+    async def _delete_directory(self, machine: Machine, path: str) -> None:
+        home = machine.home.removeprefix("~").lstrip("/") if machine.home.startswith("~") else machine.home
+        home = f'"$HOME"/{shlex.quote(home or ".")}' if machine.home.startswith("~") else shlex.quote(home)
+        done = await self.connections.run(machine.endpoint, f"rm -rf -- {home}/{shlex.quote(path)}", timeout=DELETE_S)
+        if done.code:
+            said = done.err.strip().splitlines()
+            raise ProviderError(f"{path} on {machine.name} cannot be deleted: {said[-1] if said else done.code}")
 
     async def ensure_agent(self, host: Host) -> None:
         """Have the agent answer: it may have been killed, or the machine restarted."""

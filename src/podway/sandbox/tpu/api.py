@@ -89,7 +89,7 @@ class TpuApi:
                 raise invalid(f"request_id '{key[1]}' was used for another request.")
             return self.world.operations.get(operation).view()
         for spec in _specs_in(fields):
-            self.world.disks_of(spec)
+            self.world.check_disks(spec)
         begun = self._changing[method](version, fields, now, failure)
         if key[1]:
             self._answered[key] = (fields, begun.name)

@@ -1,0 +1,98 @@
+"""Volumes: disks by name that outlive the clusters they are attached to, and the files that describe them.
+
+A task names volumes (`Task.volumes`). A name may hold `${{ dstack.node_rank }}`: then each node has one of its own. A file of
+`type: volume` describes one to create, or an existing disk to register; `podway apply` does it.
+"""
+
+import re
+
+from podway.task import places
+from podway.task.fields import Field
+from podway.task.problems import Problems
+from podway.task.shapes import Anything, Key, ListOf, MapOf, Table, Text, check
+from podway.task.task import Placement, TaskPart
+from podway.task.values import dstack_name, gigabytes
+from podway.task.yamlfile import Mapping, Node, parse
+
+NODE_RANK = re.compile(r"\$\{\{\s*dstack\.(?:node_rank|job_num)\s*\}\}")
+
+
+class VolumeSpec(TaskPart, frozen=True):
+    """A volume to create, or (with `disk_id`) an existing disk to register."""
+
+    name: str
+    placement: Placement
+    size_gb: int | None = None
+    disk_id: str | None = None
+    disk_type: str | None = None  # in the provider's words; None: one that the TPUs of its zone take
+    notes: tuple[str, ...] = ()  # fields understood but without effect here
+
+
+def is_per_node(name: str) -> bool:
+    """Whether each node has a volume of its own."""
+    return NODE_RANK.search(name) is not None
+
+
+def for_node(text: str, node: int | str) -> str:
+    """A name or path with the number of a node in it."""
+    return NODE_RANK.sub(str(node), text)
+
+
+def _about(shape: Text | MapOf | ListOf | Anything, about: str, note: str | None = None) -> Key:
+    return Key(shape=shape, about=about, note=note)
+
+
+VOLUME = Table(
+    keys={
+        "type": _about(Text(), "volume."),
+        "name": _about(Text(), "Its name, by which tasks name it."),
+        "backend": _about(Text(), "Where it is: gcp, ssh or local."),
+        "region": _about(Text(), "Its region; of ssh, the pool."),
+        "availability_zone": _about(Text(), "Its zone."),
+        "size": _about(Text(), "Its size: 100GB."),
+        "volume_id": _about(Text(), "An existing disk to register instead of a new one."),
+        "auto_cleanup_duration": _about(
+            Anything(), "Delete it when it was unused this long.", note="a volume stays until podway volume delete"
+        ),
+        "tags": _about(MapOf(value=Text()), "Tags put on it.", note="a volume carries Podway's own labels"),
+    },
+    required=("type",),
+)
+
+
+def is_volume(document: Node) -> bool:
+    """Whether a document of a file describes a volume."""
+    kind = Field("", document).get("type") if isinstance(document, Mapping) else None
+    return kind is not None and not (kind.is_mapping or kind.is_list) and kind.text() == "volume"
+
+
+def read_volume_text(
+    text: str | bytes, *, name: str = "<stdin>", called: str | None = None, placement: Placement | None = None
+) -> VolumeSpec | None:
+    """The volume that a text describes; None where it describes something else. `called`, `placement`: in place of its own."""
+    documents = parse(text, name)
+    if len(documents) != 1 or not is_volume(documents[0]):
+        return None
+    root, notes = Field(name, documents[0]), list[str]()
+    problems = Problems()
+    check(root, VOLUME, notes, problems)
+    problems.raise_any()
+    own, backend, region, zone = (root.get(key) for key in ("name", "backend", "region", "availability_zone"))
+    size, disk = root.get("size"), root.get("volume_id")
+    if called is None and own is None:
+        raise root.error("the volume has no name", "add `name:`, or give it with --name")
+    if placement is None:
+        word = backend.text() if backend else "gcp"
+        where = places.provider(backend or root, "ssh" if word == "remote" else word)
+        placement = Placement(provider=where, region=region.words() if region else None)
+        if zone or where == "gcp":
+            placement = places.place(zone or region or root, where, placement.region, zone.words() if zone else None)
+    if size is None and disk is None and placement.provider == "gcp":
+        raise root.error("neither a size nor a volume_id", "give the size of a new disk, or name an existing one")
+    return VolumeSpec(
+        name=called or (dstack_name(own) if own else ""),
+        placement=placement,
+        size_gb=gigabytes(size) if size else None,
+        disk_id=disk.words() if disk else None,
+        notes=tuple(notes),
+    )
