@@ -20,6 +20,7 @@ EXTRAS = {
     "plot": ("matplotlib",),
     "ssh": ("asyncssh",),
     "gcp": ("google.cloud.tpu_v2", "google.auth", "google.cloud.storage", "asyncssh"),
+    "gke": ("google.cloud.container_v1", "google.auth", "asyncssh"),
     "sandbox": ("grpc", "google.cloud.tpu_v2", "google_crc32c"),
     "postgres": ("psycopg",),
     "s3": ("boto3",),

@@ -18,6 +18,7 @@ from podway.providers.gke.prepare import applying, changes, releases
 from podway.providers.gke.prepare.wanted import ClusterFacts, objects
 from podway.providers.gke.settings import GkeSettings
 from podway.sandbox.kubernetes.running import RunningKubernetes, running_kubernetes
+from podway.sandbox.kubernetes.server import ApiServer
 from tests.cli.conftest import Run, home, run
 
 __all__ = ["home", "run"]  # fixtures
@@ -215,6 +216,14 @@ def test_a_controller_that_does_not_start_is_told(
     result = run("gke", "prepare", *files, "--yes")
     assert result.code == 1 and "the controller of JobSet is not available" in result.err
     assert "kubectl describe pods -n jobset-system" in result.err
+
+
+def test_a_cluster_that_does_not_answer(run: Run, bare: RunningKubernetes) -> None:
+    bare.server.close()
+    result = run("gke", "prepare", "--yes")
+    assert result.code == 1 and "the cluster of context pretend cannot be reached" in result.err
+    bare.server = ApiServer(bare.api)  # for the fixture to close
+    bare.server.start()
 
 
 def test_without_kueue(run: Run, bare: RunningKubernetes, files: list[str], podway_home: Path) -> None:

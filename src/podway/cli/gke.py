@@ -1,4 +1,4 @@
-"""`podway gke`: prepare a Kubernetes cluster for TPU tasks."""
+"""`podway gke`: prepare a Kubernetes cluster for TPU tasks, and make node pools there (gke_node_pools.py)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podway.cli.confirmation import proceed
+from podway.cli.confirmation import proceed_asked
+from podway.cli.gke_node_pools import node_pool
 from podway.cli.options import yes_option
 from podway.cli.screen import Screen
-from podway.errors import UserError
 from podway.home import home
 from podway.quantities import format_count
 
@@ -22,7 +22,10 @@ MOST_DIFF = 40  # lines of one object
 
 @click.group(name="gke")
 def command() -> None:
-    """Prepare a Kubernetes cluster for TPU tasks."""
+    """Prepare a Kubernetes cluster for TPU tasks, and make node pools there."""
+
+
+command.add_command(node_pool)
 
 
 @command.command()
@@ -74,19 +77,14 @@ def prepare(
             screen.line(f"Nothing to do: the cluster of context {found.name} is prepared.")
             return
         check_rights(api, preparation.changes)
-    _confirm(f"{format_count(len(preparation.changes), 'change')} to the cluster of context {found.name}.", yes=yes)
+    proceed_asked(
+        f"{format_count(len(preparation.changes), 'change')} to the cluster of context {found.name}.", yes=yes
+    )
     with Screen() as screen:
         _apply(screen, api, preparation)
         screen.done(f"The cluster of context {found.name} is prepared.")
         if kueue and settings.queue is None and any(one.title == "LocalQueue podway" for one in preparation.changes):
             screen.line(f"To have launches wait in the queue, add to {home() / 'gke.yaml'}:\n  queue: podway")
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    """Others use the cluster too: it is never changed unasked."""
-    if not yes and not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask for confirmation at; nothing was changed", "add --yes")
-    proceed(question, yes=yes)
 
 
 def _show(screen: Screen, preparation: Preparation) -> None:

@@ -67,7 +67,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "login": ("podway.cli.login:command", "Log in to a team's server.", SERVER),
     "logout": ("podway.cli.logout:command", "Log out, and use the server of this machine again.", SERVER),
     "server": ("podway.cli.server:command", "Run a server, or manage the one on this machine.", SERVER),
-    "gke": ("podway.cli.gke:command", "Prepare a Kubernetes cluster for TPU tasks.", SERVER),
+    "gke": ("podway.cli.gke:command", "Prepare a Kubernetes cluster for TPU tasks, and make node pools there.", SERVER),
     "sandbox": ("podway.cli.sandbox:command", "A pretend TPU cloud on this machine.", SERVER),
     "doctor": (
         "podway.cli.doctor:command",

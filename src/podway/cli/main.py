@@ -2,7 +2,7 @@
 
 Every command ends here, in one of these ways:
 
-1. a `UserError` is two lines on stderr, what is wrong and what to do, and exit 1;
+1. a `UserError` is two lines on stderr, what is wrong and what to do, and exit 1; so is a cloud that does not answer;
 2. a usage error names the nearest command or option, and exits 2;
 3. a package that an extra brings and that is not installed is named with its extra, and exits 1;
 4. Ctrl-C says that the job keeps running, how to follow and how to cancel it, and exits 130;
@@ -20,7 +20,7 @@ import click
 
 from podway.cli.index import complete, completion_asked, podway
 from podway.cli.safe_terminal import SafeTerminal
-from podway.errors import UserError
+from podway.errors import ProviderError, UserError
 
 FAILED, USAGE, INTERNAL, INTERRUPTED, NO_READER = 1, 2, 70, 130, 141
 
@@ -81,6 +81,9 @@ def _invoke(arguments: list[str]) -> int:
     except UserError as error:
         for one in (error, *error.others):
             _show_error(one.what, one.hint)
+        return FAILED
+    except ProviderError as error:  # of the few commands that ask a cloud themselves
+        _show_error(str(error), "try again in a moment" if error.transient else "")
         return FAILED
     except OSError as error:
         from podway.home import unwritable  # only a full disk needs it

@@ -18,7 +18,7 @@ from podway.sandbox.status import STATUSES, ApiError, invalid, not_found
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request as rules see it."""
 
-    service: str  # tpu, compute, storage, cloudresourcemanager, serviceusage
+    service: str  # tpu, compute, container, storage, cloudresourcemanager, serviceusage
     method: str  # as the RPC is called: CreateNode, objects.insert
     zone: str = ""
     name: str = ""  # what it is about, the last part of the name

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from podway.sandbox.access import Access
 from podway.sandbox.compute.routes import compute_route
+from podway.sandbox.container.routes import container_route
 from podway.sandbox.faults import Call, Faults
 from podway.sandbox.hosts.guests import DiskRequest, users_of
 from podway.sandbox.hosts.inside import Listeners, listen_inside
@@ -100,6 +101,19 @@ class Sandbox:
         """A method of Compute Engine."""
         self.world.advance(time.time())
         call, act = compute_route(self.world.compute, self.world.disk_users, method, path, query, body)
+
+        async def do(failure: ApiError | None) -> JsonObject:
+            try:
+                return act(time.time(), failure)
+            finally:
+                self.settle()
+
+        return await self.guarded(call, do)
+
+    async def container(self, method: str, path: str, body: object) -> JsonObject:
+        """A method of Kubernetes Engine."""
+        self.world.advance(time.time())
+        call, act = container_route(self.world.node_pools, method, path, body)
 
         async def do(failure: ApiError | None) -> JsonObject:
             try:

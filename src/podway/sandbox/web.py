@@ -1,4 +1,5 @@
-"""HTTP: one address for the Cloud TPU API, Compute Engine, Cloud Storage, Service Usage, projects, and the sandbox's own commands.
+"""HTTP: one address for the Cloud TPU API, Compute Engine, Kubernetes Engine, Cloud Storage, Service Usage, projects, and the
+sandbox's own commands.
 
 Who may ask is checked first (access.py). Then a request finds its part by its path, which answers a Starlette response or raises; an
 error becomes Google's JSON, and a connection that a fault wants dropped is closed.
@@ -16,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from podway.sandbox.access import OWNER, check_json, check_origin
 from podway.sandbox.commands import Commands
 from podway.sandbox.compute.resources import compute_error
+from podway.sandbox.container.routes import is_container
 from podway.sandbox.faults import Call
 from podway.sandbox.names import project_number
 from podway.sandbox.sandbox import Dropped, Sandbox
@@ -140,8 +142,10 @@ class Web:
             return storage_error(error)
 
     async def _google(self, request: Request) -> Response:
-        """The Cloud TPU API; and, alone under /v1, the project itself (Cloud Resource Manager)."""
+        """The Cloud TPU API; and under /v1 alone Kubernetes Engine, and the project itself (Cloud Resource Manager)."""
         path = request.url.path
+        if is_container(self._sandbox.world.node_pools, path):
+            return answer(await self._sandbox.container(request.method, path, await body_of(request)))
         parts = path.strip("/").split("/")
         if len(parts) == 3 and parts[:2] == ["v1", "projects"] and request.method == "GET":
             return await self._project(parts[2])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from podway.sandbox.agenda import Agenda
 from podway.sandbox.compute.resources import Compute
+from podway.sandbox.container.node_pools import NodePools
 from podway.sandbox.jsons import JsonObject
 from podway.sandbox.ledger import Ledger
 from podway.sandbox.status import invalid
@@ -27,6 +28,7 @@ class World:
         self.nodes = Nodes(self.agenda, self.operations, self.capacity, self.ledger)
         self.queue = Queue(self.agenda, self.operations, self.capacity, self.ledger, self.nodes)
         self.compute = Compute(self.agenda, self.ledger)
+        self.node_pools = NodePools(self.agenda, self.ledger)
 
     def advance(self, now: float) -> None:
         """Let everything happen that is due, and those who wait look again."""

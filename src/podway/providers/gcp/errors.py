@@ -141,7 +141,9 @@ def _forbidden(message: str, wanted: str, place: str) -> GcpError:
         return GcpError(
             "never",
             f"permission {permission} is missing in the project",
-            "ask for the role roles/tpu.admin (and roles/compute.admin for disks and ports)",
+            "ask for the role roles/container.admin"
+            if permission.startswith("container.")
+            else "ask for the role roles/tpu.admin (and roles/compute.admin for disks and ports)",
         )
     return GcpError("elsewhere", f"not allowed{place}: {message}")
 
