@@ -35,6 +35,7 @@ class Stub:
         self.past: list[api.ClusterView] = []
         self.jobs: dict[str, list[api.JobView]] = {}
         self.orphans: list[api.OrphanView] = []
+        self.events: dict[str, list[api.EventView]] = {}
         self.later_events: dict[str, list[api.EventView]] = {}  # seen from the second look on
         self.offers = [records.offer()]
         self.frames: list[api.Frame] = []
@@ -173,8 +174,8 @@ class Stub:
 
     def history(self, name: str, body: Any, data: bytes) -> api.EventsReply:
         looks = len([path for _, path, _ in self.calls if path.endswith(f"/{name}/events")])
-        later = [event for event in self.later_events.get(name, []) if event.id > int(body["after"])]
-        return api.EventsReply(events=later if looks > 1 else [])
+        found = [*self.events.get(name, []), *(self.later_events.get(name, []) if looks > 1 else [])]
+        return api.EventsReply(events=[event for event in found if event.id > int(body["after"])])
 
     def purge(self, body: Any, data: bytes) -> api.OrphansReply:
         self.orphans = []

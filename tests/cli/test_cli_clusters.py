@@ -175,6 +175,15 @@ def test_a_deletion_that_fails_is_told_while_it_goes_on(run: Run, three: Stub) -
     assert "├── exp-1: PERMISSION_DENIED: no (retrying; after Ctrl-C the server goes on)" in result.out
 
 
+def test_one_that_was_asked_for_before_is_told_what_it_waits_for(run: Run, three: Stub) -> None:
+    error = EventView(id=7, time=1.0, job=None, kind="error", text="no answer", detail={})
+    three.events["exp-1"] = [error]
+    assert "no answer" not in run("down", "exp-1", "-y").out  # it may have been about anything
+    three.clusters["exp-2"] = msgspec.structs.replace(three.clusters["exp-2"], goal="gone", state="TERMINATING")
+    three.events["exp-2"] = [error]
+    assert "├── exp-2: no answer (retrying;" in run("down", "exp-2", "-y").out
+
+
 def test_cost_counts_orphans(stub: Stub) -> None:
     paid = records.cluster(simulated=False, hourly_cost=10.0, cost=5.0, order=records.order(provider="gcp"))
     shown = cost.page([paid], records.NOW, [orphan()])

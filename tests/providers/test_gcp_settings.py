@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,15 @@ def test_every_error_is_of_one_kind(error: Exception, kind: str, said: str) -> N
     assert isinstance(made, UserError if kind == "never" else ProviderError)
     if isinstance(made, UserError):
         assert made.hint
+
+
+def test_a_cloud_that_cannot_be_reached_is_told_in_the_systems_words() -> None:
+    with socket.socket() as taken:  # nobody listens on it
+        taken.bind(("127.0.0.1", 0))
+        place = "{}:{}".format(*taken.getsockname())
+        with pytest.raises(requests.ConnectionError) as refused:
+            requests.get(f"http://{place}/v2/projects/p", timeout=60)
+    assert explain(refused.value, "v4-32", ZONE).what == f"Google Cloud cannot be reached: {place}: Connection refused"
 
 
 def test_only_an_answer_is_sure() -> None:

@@ -74,7 +74,9 @@ def for_each(
     for cluster in chosen.clusters:
         try:
             before = last_event(client, cluster.name)
-            asked.append((act(cluster.name), before))
+            now = act(cluster.name)
+            # Somebody asked for it before: why it has not been done yet is told once more.
+            asked.append((now, error_before(client, cluster.name, before) if now.goal == cluster.goal else before))
         except UserError as error:
             failures.append(error)
     with Screen() as screen:
@@ -91,6 +93,12 @@ def for_each(
 def last_event(client: Client, name: str) -> int:
     """The id of the latest event of a cluster."""
     return max((event.id for event in client.events(name)), default=0)
+
+
+def error_before(client: Client, name: str, last: int) -> int:
+    """`last`, or where that event is an error, what comes before it."""
+    latest = [event for event in client.events(name) if event.id == last]
+    return last - 1 if latest and latest[0].kind == "error" else last
 
 
 def until(client: Client, asked: ClusterView, goal: str, screen: Screen, doing: str, told: int) -> None:

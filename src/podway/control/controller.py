@@ -76,7 +76,7 @@ class Controller:
         self.cluster: Cluster
         self.failures = 0
         self._last = ("", 0)  # the last verb, and how often it came in a row
-        self._said = ""  # the last error that was told
+        self._said = ("", "")  # the last error that was told, and what the cluster was to become
         self._heartbeat = Heartbeat(self._arm_autostop)
         self._ssh_entries = SshEntries(parts.home)
         self._next_connections = 0.0
@@ -411,10 +411,10 @@ class Controller:
             await self._save("", msgspec.structs.replace(self.cluster, reason=seen.reason))
 
     async def _tell_error(self, error: Exception) -> None:
-        """Once, not at every try."""
+        """Once for each goal, not at every try."""
         text = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else str(error)
-        if text != self._said:
-            self._said = text
+        if (self.cluster.goal, text) != self._said:
+            self._said = (self.cluster.goal, text)
             await self._event(text, kind="error")
 
     async def _event(self, text: str, kind: Literal["progress", "error"]) -> None:

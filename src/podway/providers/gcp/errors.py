@@ -10,6 +10,7 @@
 """
 
 import re
+import urllib.parse
 from typing import Literal
 
 import requests
@@ -88,7 +89,7 @@ def explain(error: BaseException, wanted: str, zone: str | None) -> GcpError:
         case exceptions.GoogleAPICallError():
             return GcpError("again", f"Google Cloud answered: {_line(error)}", sure=False)
         case exceptions.RetryError() | requests.RequestException() | OSError():
-            return GcpError("again", f"Google Cloud cannot be reached: {_line(error)}", sure=False)
+            return GcpError("again", f"Google Cloud cannot be reached: {_cause(error)}", sure=False)
         case _:
             raise error
 
@@ -156,6 +157,18 @@ def _bad(message: str, wanted: str, place: str) -> GcpError:
     if _OF_THE_ZONE.search(message):
         return GcpError("elsewhere", f"{wanted} is refused{place}: {message}")
     return GcpError("never", f"Google Cloud refuses {wanted}{place}: {message}", "correct it, then launch again")
+
+
+def _cause(error: BaseException) -> str:
+    """What the operating system said, which the clients wrap many times, and whom it was about."""
+    asked = getattr(getattr(error, "request", None), "url", None)
+    place = f"{urllib.parse.urlsplit(asked).netloc}: " if asked else ""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.strerror:
+            return f"{place}{inner.strerror}"
+        inner = inner.__cause__ or inner.__context__
+    return _line(error)
 
 
 def _line(error: BaseException) -> str:
