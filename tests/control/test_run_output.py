@@ -70,3 +70,21 @@ def test_a_log_that_nobody_may_read_says_so(tmp_path: Path, monkeypatch: pytest.
     provider = BreakingProvider(UserError("pods/log is forbidden", "ask"), 0)
     assert copied(provider, tmp_path, {}) == "podway: the output of pod cannot be read: pods/log is forbidden\n"
     assert len(provider.asked) == run_output.REFUSALS
+
+
+def test_what_an_attempt_printed_is_kept_with_it(tmp_path: Path) -> None:
+    """Though the run had begun again before anybody looked; what of it is there is read to its end."""
+    archive, one = Archive(tmp_path), running()
+    attempt = msgspec.structs.replace(one.attempt, number=2, pids={"run": [1], "run-2": [1]})
+    again = msgspec.structs.replace(one, attempt=attempt)
+
+    async def copy() -> None:
+        output = RunOutput(BreakingProvider(ProviderError("never"), len(LINES)), "c", archive, {})  # type: ignore[arg-type]
+        ranks, earlier = (RunRank(rank=0, source="new"),), (RunRank(rank=0, source="old"),)
+        output.follow(again, RunObservation(state="waiting", restarts=1, ranks=ranks, earlier=earlier))
+        await output.finish(60)
+        output.close()
+
+    asyncio.run(copy())
+    whole = "".join(line.text.decode() for line in LINES)
+    assert [archive.read(again, 0, label, 0)[0].decode() for label in ("run", again.label("run"))] == [whole, whole]

@@ -33,7 +33,8 @@ def kubernetes() -> Iterator[OwnKubernetes | PersonsKubernetes]:
     why_not = why_no_namespaces()
     if why_not:
         pytest.skip(why_not)
-    with own_kubernetes(build(), POOLS, quota=32) as own:
+    network = 100 + os.getpid() % 150  # pods of two runs on one machine may not have the same addresses
+    with own_kubernetes(build(), POOLS, quota=32, network=network) as own:
         yield own
 
 

@@ -8,6 +8,8 @@ import pytest
 from tools.bench.own_kubernetes import CLUSTER_QUEUE, NAMESPACE, QUEUE, OwnKubernetes
 
 from podway.errors import ProviderError, UserError
+from podway.providers.gke.manifests import JOBSET_NAME, NAME
+from podway.providers.gke.state import condition_of
 from podway.task.task import Accelerator, Placement, Recovery, Resources, Task
 from tests.conftest import wait_until
 from tests.e2e.chaos import Chaos, Operation, SmallDisk, small_disk, wanted_operations, wanted_seed
@@ -15,6 +17,7 @@ from tests.e2e.harness import Podway
 
 pytestmark = pytest.mark.kubernetes
 
+JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"
 CONTROLLERS = ("jobset", "kueue", "kube-controller-manager", "kube-scheduler", "kube-apiserver")
 
 
@@ -98,8 +101,20 @@ class KubernetesChaos(Chaos):
         super().calm()
 
     def _at_rest(self) -> bool:
+        """An idle cluster is looked at every half minute: until then one that has lost its pods counts as UP."""
         views = self.pod.client.clusters()
-        return all(view.state in ("UP", "STOPPED", "FAILED", "GONE") and view.open_jobs == 0 for view in views)
+        calm = all(view.state in ("UP", "STOPPED", "FAILED", "GONE") and view.open_jobs == 0 for view in views)
+        return calm and {view.name for view in views if view.state == "UP"} <= self._with_pods()
+
+    def _with_pods(self) -> set[str]:
+        """The clusters whose pods are all ready."""
+        pods = self.own.pods()
+        found = set()
+        for jobset in self.own.admin.read_items(JOBSETS, {}):
+            its = [one for one in pods if one["metadata"]["labels"].get(JOBSET_NAME) == jobset["metadata"]["name"]]
+            if condition_of(jobset, its) == "ready":
+                found.add(jobset["metadata"]["annotations"][NAME])
+        return found
 
     def judge(self) -> None:
         for view in self.pod.client.clusters():

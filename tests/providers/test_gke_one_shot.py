@@ -2,7 +2,10 @@
 
 import json
 import os
+import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +18,7 @@ from podway.control.one_shot_job import exit_of, first_failure
 from podway.errors import UserError
 from podway.order import Order
 from podway.providers import Request
+from podway.providers.gke import one_shot
 from podway.providers.gke.manifests import JOB_INDEX, POD_INDEX, RESTART_ATTEMPT, JobSetContext, object_name
 from podway.providers.gke.one_shot import render_one_shot
 from podway.providers.gke.pod_logs import LineSplitter
@@ -166,6 +170,9 @@ def test_what_a_run_is_said_to_be() -> None:
     assert both(*up) == ("ready", "running")
     made["status"] = {"restarts": 1}
     assert both(*up) == ("ready", "waiting"), "those of the first attempt are on their way out"
+    between = run_observation(Seen(jobset=made, pods=(*up, pod(0, "Running", 1))))
+    assert [one.source for one in between.earlier] == ["p0-0", "p1-0"], "until they are gone their output is read"
+    assert [one.source for one in between.ranks] == ["p0-1"]
     assert both(pod(0, "Running", 1), pod(1, "Running", 1)) == ("ready", "running")
     made["status"]["conditions"] = [{"type": "Failed", "status": "True", "message": "m"}]
     ends = (pod(0, "Failed", 1, 137, "2026-01-01T00:00:01Z"), pod(1, "Failed", 1, 3, "2026-01-01T00:00:02Z"))
@@ -195,8 +202,8 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKube
         yield running
 
 
-def run_to_end(kubernetes: RunningKubernetes, name: str, task: Task) -> tuple[dict[str, Any], dict[str, str]]:
-    """The JobSet when it has ended, and each host's log."""
+def run_to_end(kubernetes: RunningKubernetes, name: str, task: Task) -> tuple[Seen, dict[str, str]]:
+    """The JobSet and its pods when it has ended, and each host's log."""
     context = msgspec.structs.replace(CONTEXT, settings=GkeSettings())
     request = render_one_shot(context, name, order("v4-16", 2), task, "ada")
     for step in request.steps:
@@ -212,33 +219,69 @@ def run_to_end(kubernetes: RunningKubernetes, name: str, task: Task) -> tuple[di
     found = wait_until(ended, 90, "the JobSet to end")
     logs = {}
     assert kubernetes.nodes is not None
-    for pod in kubernetes.objects.find("pods", "default"):
+    seen = Seen(jobset=found, pods=tuple(kubernetes.objects.find("pods", "default")))
+    for pod in seen.pods:
         log = kubernetes.nodes._log_of("default", pod["metadata"]["name"])
         logs[pod["spec"]["hostname"].removeprefix(f"{ident}-slice-")] = log.path.read_text() if log else ""
     kubernetes.api.answer("DELETE", f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/{ident}", {}, {})
     kubernetes.api.answer("DELETE", f"/api/v1/namespaces/default/configmaps/{ident}", {}, {})
     wait_until(lambda: not kubernetes.objects.find("pods"), 60, "the pods to go")
-    return found, logs
+    return seen, logs
+
+
+def ended(seen: Seen) -> tuple[str, int]:
+    """How it ended, and after how many restarts."""
+    assert seen.jobset is not None
+    return seen.jobset["status"]["terminalState"], seen.jobset["status"].get("restarts", 0)
 
 
 def test_two_slices_run_to_their_end(kubernetes: RunningKubernetes) -> None:
     """Every rank knows its place, finds its peers by name, and has the scripts and the environment."""
     say = 'echo "$SKYPILOT_NODE_RANK $MEGASCALE_SLICE_ID $TPU_WORKER_ID $A $(getent hosts "${PODWAY_COORDINATOR%:*}" | cut -d" " -f1)"'
-    found, logs = run_to_end(kubernetes, "two", Task(setup="echo set up", run=say, env={"A": "it's"}))
-    assert found["status"]["terminalState"] == "Completed"
+    seen, logs = run_to_end(kubernetes, "two", Task(setup="echo set up", run=say, env={"A": "it's"}))
+    assert ended(seen) == ("Completed", 0)
     assert sorted(logs) == ["0-0", "0-1", "1-0", "1-1"]
     for rank, place in enumerate(sorted(logs)):
         assert logs[place].splitlines() == ["set up", f"{rank} {rank // 2} {rank % 2} it's 127.95.0.2"]
 
 
-def test_exit_42_restarts_all_and_exit_1_fails(kubernetes: RunningKubernetes) -> None:
-    """As the failure policy says: after one restart the second attempt ends with another code, which is final."""
+def test_exit_42_restarts_all_and_exit_1_fails(kubernetes: RunningKubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the failure policy says: after one restart the second attempt ends with another code, which is final. A setup that fails is
+    told from a run that does."""
+    monkeypatch.setattr(one_shot, "SHORTEST_LIFE_S", 0)
     run = 'mark=/podway/home/seen; [ "$PODWAY_RANK" = 3 ] || exec sleep 1000; exit $CODE'
     back = Recovery(max_restarts_on_errors=1)
-    found, _ = run_to_end(kubernetes, "again", Task(run=run, env={"CODE": "42"}, recovery=back))
-    assert (found["status"]["terminalState"], found["status"]["restarts"]) == ("Failed", 1)
-    found, _ = run_to_end(kubernetes, "final", Task(run=run, env={"CODE": "1"}, recovery=back))
-    assert found["status"]["terminalState"] == "Failed" and not found["status"].get("restarts")
+    seen, _ = run_to_end(kubernetes, "again", Task(run=run, env={"CODE": "42"}, recovery=back))
+    assert ended(seen) == ("Failed", 1)
+    seen, _ = run_to_end(kubernetes, "final", Task(setup=run, run="echo no", env={"CODE": "1"}, recovery=back))
+    assert ended(seen) == ("Failed", 0)
+    blamed = first_failure(list(run_observation(seen).ranks))
+    assert blamed is not None and (blamed.rank, blamed.code, blamed.phase) == (3, 1, "setup")
+
+
+def test_a_pod_that_fails_lives_until_a_server_has_seen_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it is told to end; one that succeeds goes at once, since it is kept."""
+    monkeypatch.setattr(one_shot, "SHORTEST_LIFE_S", 2)
+    made = jobset(render_one_shot(CONTEXT, "demo", order("v4-16"), Task(run="x"), "ada"))
+    (container,) = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    script = container["command"][2].replace(one_shot.FOLDER, str(tmp_path))
+    for name in ("hosts", "slice-0", "rank", "setup"):
+        (tmp_path / name).touch()
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PODWAY_SLICE_ID": "0", "PODWAY_WORKER": "0"}
+
+    def life(run: str, *, told: bool = False) -> tuple[int, float]:
+        (tmp_path / "run").write_text(f"echo up; {run}")
+        began = time.monotonic()
+        with subprocess.Popen(["bash", "-c", script], env=env, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"up\n"
+            if told:
+                process.terminate()
+        return process.returncode, time.monotonic() - began
+
+    for run, told, code in (("exit 42", False, 42), ("exec sleep 1000", True, 143)):
+        found = life(run, told=told)
+        assert found[0] == code and found[1] >= 2, found
+    assert life("exit 0")[0] == 0
 
 
 def test_a_pod_that_is_told_to_end_tells_its_command(kubernetes: RunningKubernetes) -> None:

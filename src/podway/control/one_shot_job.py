@@ -134,8 +134,9 @@ class OneShotJob:
         reason = seen.reason or "it failed"
         if blamed is not None:
             host = self.cluster.hosts[blamed.rank].address if blamed.rank < len(self.cluster.hosts) else "?"
-            reason = f"run on {host_name(blamed.rank)} (rank {blamed.rank}, {host}) {exit_of(blamed)}"
-        await self._write_end(JobState.FAILED, reason, blamed)
+            reason = f"{blamed.phase} on {host_name(blamed.rank)} (rank {blamed.rank}, {host}) {exit_of(blamed)}"
+        in_setup = blamed is not None and blamed.phase == "setup"
+        await self._write_end(JobState.FAILED_SETUP if in_setup else JobState.FAILED, reason, blamed)
 
     async def _close_output(self) -> None:
         await self.output.finish(LAST_OUTPUT_S)

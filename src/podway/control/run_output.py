@@ -7,6 +7,8 @@ second of the last line that is kept, and skips what it has of it: nothing is lo
 import asyncio
 import time
 
+import msgspec
+
 from podway.control.archive import Archive
 from podway.control.records import Job
 from podway.errors import ProviderError, UserError
@@ -30,12 +32,14 @@ class RunOutput:
         self._there: set[str] = set()
 
     def follow(self, job: Job, seen: RunObservation) -> None:
-        """Read from the ranks that are new since the last time."""
-        self._there = {one.source for one in seen.ranks}
-        for one in seen.ranks:
-            if one.source not in self._tasks:
-                before = self._latest.get(one.rank)
-                self._tasks[one.source] = self._latest[one.rank] = asyncio.create_task(self._copy(job, one, before))
+        """Read from the ranks that are new since the last time; from those of the attempt before too, if they never were."""
+        self._there = {one.source for one in (*seen.earlier, *seen.ranks)}
+        former = msgspec.structs.replace(job.attempt, number=job.attempt.number - 1)
+        for ranks, its in ((seen.earlier, msgspec.structs.replace(job, attempt=former)), (seen.ranks, job)):
+            for one in ranks:
+                if one.source not in self._tasks:
+                    before = self._latest.get(one.rank)
+                    self._tasks[one.source] = self._latest[one.rank] = asyncio.create_task(self._copy(its, one, before))
 
     async def finish(self, limit_s: float) -> None:
         """Until everything is here, at most so long."""

@@ -127,6 +127,7 @@ class RunRank(msgspec.Struct, frozen=True, kw_only=True):
     source: str  # names its output: a pod
     code: int | None = None  # its exit code, once it has ended
     ended: float | None = None
+    phase: Literal["setup", "run"] = "run"  # in which it ended
 
 
 class RunObservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +137,7 @@ class RunObservation(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     restarts: int = 0  # how often it began again by itself
     ranks: tuple[RunRank, ...] = ()
+    earlier: tuple[RunRank, ...] = ()  # of the attempt before, as long as their output is there
 
 
 class OutputLine(msgspec.Struct, frozen=True):

@@ -194,6 +194,7 @@ def _pod(context: JobSetContext, order: Order, container: Container) -> Manifest
     if container.started:
         often = {"periodSeconds": 1, "failureThreshold": START_S}
         runs["startupProbe"] = {"exec": {"command": list(container.started)}, **often}
+        runs["terminationMessagePolicy"] = "FallbackToLogsOnError"  # so that a pod whose agent did not start tells why
     if container.env:
         runs["env"] = list(container.env)
     if container.env_from:

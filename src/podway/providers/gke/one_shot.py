@@ -39,9 +39,13 @@ RESTART_CODES = (42, *range(127, 256))
 RESTARTS = 10  # for a task that comes back from interruptions and names no number: JobSet counts both alike
 LONG = 1000  # characters of a value that is not repeated in every pod's own object
 KEPT_S = 12 * 3600  # an ended JobSet is kept so long for its logs
+# A pod that fails lives at least so long: JobSet deletes it at once when it begins again, and what it printed with it. A server looks
+# every second for pods whose output it does not read yet.
+SHORTEST_LIFE_S = 5
+IN_SETUP = "setup"  # what a pod whose setup failed leaves as its termination message
 
 START = """\
-child=
+child= began=$SECONDS
 trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null; told=1' TERM
 step() {{
   "$@" &
@@ -52,6 +56,7 @@ step() {{
     kill -0 "$child" 2>/dev/null || return $code
   done
 }}
+trap 'code=$?; [ $code = 0 ] || while [ $((SECONDS - began)) -le {life} ]; do sleep 0.5; done; exit $code' EXIT
 slice=$PODWAY_SLICE_ID worker=$PODWAY_WORKER
 rank=$((slice * {hosts} + worker)) address=$PODWAY_JOBSET-slice-$slice-$worker.$PODWAY_JOBSET
 set -a
@@ -60,7 +65,9 @@ set -a
 . {folder}/rank
 set +a
 mkdir -p "$HOME/sky_workdir" && cd {cwd} || exit 1
-if [ -s {folder}/setup ]; then step {shell} {folder}/setup || exit; fi
+if [ -s {folder}/setup ]; then
+  step {shell} {folder}/setup || {{ code=$?; echo {in_setup} > /dev/termination-log; exit $code; }}
+fi
 [ -z "$told" ] || exit 143
 step {shell} {folder}/run
 """
@@ -215,7 +222,14 @@ def _script(name: str, order: Order, task: Task, user: str, phase: str) -> str:
 
 def _start(order: Order, task: Task) -> str:
     cwd = '"$HOME/sky_workdir"' if task.working_dir is None else quoted_path(task.working_dir)
-    return START.format(hosts=order.hosts_per_slice, folder=FOLDER, cwd=cwd, shell=shlex.quote(task.shell))
+    return START.format(
+        hosts=order.hosts_per_slice,
+        folder=FOLDER,
+        cwd=cwd,
+        shell=shlex.quote(task.shell),
+        life=SHORTEST_LIFE_S,
+        in_setup=IN_SETUP,
+    )
 
 
 def _buckets(task: Task) -> tuple[list[Manifest], list[Manifest], dict[str, str]]:

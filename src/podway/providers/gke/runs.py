@@ -1,7 +1,8 @@
 """One-shot runs: what a JobSet and its pods say of one, and the Secret that goes with it. Pure.
 
 JobSet restarts a run by itself: `restarts` counts it, and the pods of the latest attempt carry that number. A run has begun when
-every pod of it has; from then on it counts as ready, also while JobSet replaces its pods and when all have ended.
+every pod of it has; from then on it counts as ready, also while JobSet replaces its pods and when all have ended. The pods of the
+attempt before are there until JobSet has deleted them, and so is what they printed.
 """
 
 import base64
@@ -11,6 +12,7 @@ from datetime import datetime
 from podway.order import Host
 from podway.providers import Observation, RunObservation, RunRank
 from podway.providers.gke.manifests import NAME, ONE_SHOT, RESTART_ATTEMPT, SLICE, Manifest
+from podway.providers.gke.one_shot import IN_SETUP
 from podway.providers.gke.state import (
     Fields,
     Seen,
@@ -49,7 +51,8 @@ def run_observation(seen: Seen) -> RunObservation:
         return RunObservation(state="deleting" if seen.pods else "absent")
     if jobset["metadata"].get("deletionTimestamp"):
         return RunObservation(state="deleting", ranks=_ranks(seen, jobset))
-    ranks, restarts = _ranks(seen, jobset), _restarts(jobset)
+    restarts = _restarts(jobset)
+    ranks, earlier = _ranks(seen, jobset), _ranks(seen, jobset, restarts - 1) if restarts else ()
     ended = ended_condition(jobset)
     if ended is not None:
         reason = str(ended.get("message") or "")
@@ -58,13 +61,13 @@ def run_observation(seen: Seen) -> RunObservation:
             reason=reason,
             restarts=restarts,
             ranks=ranks,
+            earlier=earlier,
         )
     wanted = hosts_wanted(jobset)
     if len(ranks) < wanted:
-        return RunObservation(
-            state="waiting", reason=why_waiting(seen, wanted, len(ranks)), restarts=restarts, ranks=ranks
-        )
-    return RunObservation(state="running", restarts=restarts, ranks=ranks)
+        reason = why_waiting(seen, wanted, len(ranks))
+        return RunObservation(state="waiting", reason=reason, restarts=restarts, ranks=ranks, earlier=earlier)
+    return RunObservation(state="running", restarts=restarts, ranks=ranks, earlier=earlier)
 
 
 def secret_of(jobset: Manifest, secrets: Mapping[str, str]) -> Manifest:
@@ -96,20 +99,21 @@ def _restarts(jobset: Fields) -> int:
     return int((jobset.get("status") or {}).get("restarts") or 0)
 
 
-def _begun(seen: Seen, jobset: Fields) -> list[Fields]:
-    """The pods of the latest attempt that have started, or ended."""
-    attempt = str(_restarts(jobset))
+def _begun(seen: Seen, jobset: Fields, restart: int | None = None) -> list[Fields]:
+    """The pods of an attempt, by default the latest, that have started, or ended."""
+    latest = str(_restarts(jobset))
+    wanted = latest if restart is None else str(restart)
     return [
         pod
         for pod in seen.pods
-        if (pod["metadata"].get("labels") or {}).get(RESTART_ATTEMPT, attempt) == attempt
+        if (pod["metadata"].get("labels") or {}).get(RESTART_ATTEMPT, latest) == wanted
         and (pod.get("status") or {}).get("phase") in _BEGUN
     ]
 
 
-def _ranks(seen: Seen, jobset: Fields) -> tuple[RunRank, ...]:
+def _ranks(seen: Seen, jobset: Fields, restart: int | None = None) -> tuple[RunRank, ...]:
     found = []
-    for pod in _begun(seen, jobset):
+    for pod in _begun(seen, jobset, restart):
         ended: Fields = {}
         for one in (pod.get("status") or {}).get("containerStatuses") or ():
             ended = (one.get("state") or {}).get("terminated") or ended
@@ -120,6 +124,7 @@ def _ranks(seen: Seen, jobset: Fields) -> tuple[RunRank, ...]:
                 source=pod["metadata"]["name"],
                 code=ended.get("exitCode"),
                 ended=datetime.fromisoformat(until.replace("Z", "+00:00")).timestamp() if until else None,
+                phase="setup" if str(ended.get("message")).strip() == IN_SETUP else "run",
             )
         )
     return tuple(sorted(found, key=lambda one: one.rank))

@@ -33,6 +33,7 @@ LOOK_S = 0.1
 # What a kubelet of Kubernetes 1.36 tells of itself: an API server that reads it passes WebSockets on as they are. To a node that does not
 # declare it, it speaks SPDY, whatever its clients speak.
 WEBSOCKETS = "ExtendWebSocketsToKubelet"
+ENDED = "termination-log"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -257,11 +258,12 @@ class Nodes:
         ]
         run = {
             "root": str(place / "root"),
-            "mounts": [*mounts, [str(self._hosts), "/etc/hosts"]],
+            "mounts": [*mounts, [str(self._hosts), "/etc/hosts"], [str(place / ENDED), "/dev/termination-log"]],
             "hostname": (spec.get("hostname") or metadata["name"])[:63],
             "command": [*(container.get("command") or ()), *(container.get("args") or ())],
             "env": env,
         }
+        (place / ENDED).touch()
         (place / "spec.json").write_text(json.dumps(run))
         unshare = ["unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "--propagation", "private"]
         process = subprocess.Popen(
@@ -362,10 +364,13 @@ class Nodes:
         code = running.process.returncode
         code = 128 - code if code < 0 else code
         running.log.join()
-        tail = running.log.path.read_bytes()[-400:].decode(errors="replace").strip() if code else ""
+        said = (running.place / ENDED).read_bytes()[:4096]
+        policy = pod["spec"]["containers"][0].get("terminationMessagePolicy")
+        if not said and code and policy == "FallbackToLogsOnError":
+            said = running.log.path.read_bytes()[-2048:]
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now()}
         with contextlib.suppress(NotFound):
-            state = {"terminated": ended | ({"message": tail} if tail else {})}
+            state = {"terminated": ended | ({"message": said.decode(errors="replace")} if said else {})}
             self._report(pod, "Failed" if code else "Succeeded", state, ready=False)
 
     def _report(self, pod: Fields, phase: str, state: Fields, *, ready: bool) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from podway.sandbox.hosts.boot import BIND, NODEV, NOEXEC, NOSUID, RDONLY, REC, REMOUNT, mount
 
+# What containers have in /dev; everything else there is this machine's.
+_DEVICES = ("fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero")
 _OWN = ("proc", "tmp", "run", "dev", "sys", "podway")
 
 
@@ -33,14 +35,16 @@ def boot(spec: dict[str, object]) -> None:
             with contextlib.suppress(OSError):  # a mount that is locked read-write stays so
                 mount("none", str(target), None, REMOUNT | BIND | RDONLY)
     mount("proc", str(root / "proc"), "proc", NOSUID | NODEV | NOEXEC)
-    for name in ("dev", "sys"):
-        mount(f"/{name}", str(root / name), None, BIND | REC)
+    mount("/sys", str(root / "sys"), None, BIND | REC)
+    _make_devices(root / "dev")
     for name in ("tmp", "run"):
         mount("tmpfs", str(root / name), "tmpfs", NOSUID | NODEV, "mode=1777")
     for source, target_path in spec["mounts"]:  # type: ignore[attr-defined]
         place = root / str(target_path).lstrip("/")
         if Path(source).is_dir():
             place.mkdir(parents=True, exist_ok=True)
+        elif not place.exists():
+            place.touch()
         mount(str(source), str(place), None, BIND)
     socket.sethostname(str(spec["hostname"]))
     os.chroot(root)
@@ -48,6 +52,17 @@ def boot(spec: dict[str, object]) -> None:
     env = {str(key): str(value) for key, value in spec["env"].items()}  # type: ignore[attr-defined]
     command = [str(word) for word in spec["command"]]  # type: ignore[attr-defined]
     os.execvpe(command[0], command, env)
+
+
+def _make_devices(place: Path) -> None:
+    mount("tmpfs", str(place), "tmpfs", NOSUID, "mode=755")
+    for name in _DEVICES:
+        device = Path("/dev") / name
+        if device.is_symlink():
+            (place / name).symlink_to(device.readlink())
+        elif device.exists():
+            (place / name).mkdir() if device.is_dir() else (place / name).touch()
+            mount(str(device), str(place / name), None, BIND | REC)
 
 
 if __name__ == "__main__":
