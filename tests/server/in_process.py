@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 
 from podway.control.archive import Archive
 from podway.control.orphans import OrphanScanner
+from podway.control.schedules import ScheduleControl
 from podway.control.service_verbs import ServiceControl
 from podway.control.store import open_store, sqlite_url
 from podway.control.vault import SecretVault
@@ -41,6 +42,7 @@ def server_in(place: Path, token: str) -> Iterator[TestClient]:
         services = Services(
             control=control,
             service_verbs=ServiceControl(control),
+            schedules=ScheduleControl(ServiceControl(control)),
             store=store,
             blobs=BlobStore(place / "blobs"),
             archive=Archive(place / "logs"),

@@ -241,7 +241,7 @@ priority: 7
         ("max_price: -1", "too small"),
         ("spot_policy: never", "not a known value"),
         ("priority: 101", "too large"),
-        ("schedule: {cron: '* * * * *'}", "cron"),
+        ("schedule: {cron: '* * * *'}", "cron"),
         ("working_dir: ../elsewhere", "is not below the repository"),
         ("shell: fish", "not a shell"),
         ("backends: [aws]", "aws has no TPUs"),

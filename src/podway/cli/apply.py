@@ -8,6 +8,7 @@ import msgspec
 from podway.cli.applying import apply_service, parse_share
 from podway.cli.launching import Interaction, launch
 from podway.cli.options import output_option, yes_option
+from podway.cli.schedule import apply_schedule
 from podway.cli.task_options import task_options
 from podway.cli.volume import apply_volume
 from podway.errors import UserError
@@ -46,6 +47,8 @@ def command(
     A task is launched on a cluster named after it. A service that exists is compared with the file: replicas, scaling, probes and
     limits are changed in place, and what changes what runs rolls out as a new revision.
 
+    A file with a schedule is kept, and started at its times: podway schedule list.
+
     A file of type volume creates the volume, or registers an existing disk.
 
     ARGS stand for ${{ run.args }} in the file.
@@ -60,6 +63,9 @@ def command(
     options = LaunchOptions(cluster=cluster or task.name, project=project)
     interaction = Interaction(yes=yes, detach=detach, dryrun=dryrun, json=output == "json")
     share = parse_share(canary)
+    if task.schedule:
+        apply_schedule(task, options, interaction)
+        return
     if task.service is not None:
         ctx.exit(apply_service(task, options, interaction, canary=share))
     if share is not None:

@@ -36,6 +36,7 @@ ANSWERS: dict[tuple[str, ...], str] = {
     ("completions",): "Type: podway completion bash|zsh|fish",
     ("config",): "There is no config file. Log in to a team's server with: podway login URL",
     ("cpunode",): "Type: podway dev --infra gcp (a machine without a TPU), or podway launch --infra local 'COMMAND'",
+    ("cron",): "Type: podway apply -f FILE with a schedule in it; podway schedule list shows what starts when",
     ("event",): "Each cluster and service has its history in the page: podway ui",
     (
         "fleet",

@@ -44,6 +44,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "share": ("podway.cli.share:command", "Let another user of the server view or use a cluster or service.", CLUSTERS),
     "cost": ("podway.cli.cost:command", "Show what clusters cost, including deleted ones.", CLUSTERS),
     "volume": ("podway.cli.volume:command", "Create, list and delete disks that outlive clusters.", CLUSTERS),
+    "schedule": ("podway.cli.schedule:command", "List and end runs that start by the clock.", CLUSTERS),
     "tpus": ("podway.cli.tpus:command", "Show TPU types: sizes, memory, speed and price.", FACTS),
     "check": (
         "podway.cli.check:command",

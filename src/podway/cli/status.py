@@ -50,6 +50,8 @@ def command(names: tuple[str, ...], output: str, refresh: bool, every: bool, ip:
         click.echo(page(clusters, time.time(), verbose))
     if overview.services and output != "json" and not names:
         _show_services(client)
+    if overview.schedules and output != "json" and not names:
+        _show_schedules(client)
     if refresh:
         click.echo(orphans_page(client.orphans(), time.time()), err=output == "json")
     elif overview.orphans:
@@ -75,6 +77,14 @@ def _show_services(client: Client) -> None:
 
     click.echo("\nServices")
     show(client.services(), "table", verbose=False)
+
+
+def _show_schedules(client: Client) -> None:
+    """Runs that start by the clock, and when."""
+    from podway.cli.schedule import schedules_page  # most people have none
+
+    click.echo("\nSchedules")
+    click.echo(schedules_page(client.schedules()))
 
 
 def orphans_page(found: OrphansReply, now: float) -> str:

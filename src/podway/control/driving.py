@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from podway.control.controller import Controller, Parts
 from podway.control.reconcile import Reconciler
+from podway.control.schedules import ScheduleControl
 from podway.control.service_controller import ServiceController
 from podway.control.service_store import ROUTES
 from podway.control.service_verbs import ServiceControl
@@ -32,6 +33,7 @@ class Drivers:
             hosts_here=hosts_here,
         )
         self.service_verbs = ServiceControl(self.control)
+        self.schedules = ScheduleControl(self.service_verbs)
         store = parts.store
         self._reconcilers = (
             Reconciler(store, parts.owner, lambda key: Controller(parts, key), publish, store.clusters_with_events),
@@ -53,4 +55,4 @@ class Drivers:
 
     async def run(self) -> None:
         """For as long as the server runs."""
-        await asyncio.gather(*(each.run() for each in self._reconcilers))
+        await asyncio.gather(*(each.run() for each in self._reconcilers), self.schedules.run())

@@ -1,4 +1,4 @@
-"""What a server throws away, once an hour: contents no open job and no service needs, and the logs of clusters long gone."""
+"""What a server throws away, once an hour: contents no open job, no service and no schedule needs, and the logs of clusters long gone."""
 
 import asyncio
 import logging
@@ -23,7 +23,9 @@ def tidy(store: Store, blobs: BlobStore, archive: Archive, now: float) -> tuple[
     needed: set[str] = set()
     jobs = (job for cluster in store.live_clusters() for job in store.jobs(cluster.id, open_only=True))
     revisions = (revision for service in store.services.live() for revision in service.revisions)
-    for tree in (*(tree for job in jobs for tree in job.files), *(tree for one in revisions for tree in one.files)):
+    scheduled = (record.request.files for record in store.schedules.all())
+    kept = (*(job.files for job in jobs), *(one.files for one in revisions), *scheduled)
+    for tree in (tree for trees in kept for tree in trees):
         needed.add(tree.manifest)
         try:
             needed.update(TreeManifest.decode(blobs.read(tree.manifest)).sizes)

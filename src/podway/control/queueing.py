@@ -41,6 +41,12 @@ def whole_tasks(request: LaunchRequest) -> tuple[tuple[Task, tuple[FileTree, ...
     The readers give all tasks of a file the same resources (`task/pipelines.py`); a program may send others.
     """
     first = request.task
+    if first.schedule or any(step.task.schedule for step in request.then):
+        raise UserError(
+            "the task starts by a schedule",
+            "podway apply -f FILE keeps it; to run it now, remove `schedule`",
+            status=409,
+        )
     for step in request.then:
         if step.task.kind != "task" or first.kind != "task":
             raise UserError("a service or dev environment cannot be part of a pipeline", "launch it by itself")

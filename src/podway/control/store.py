@@ -24,6 +24,7 @@ from podway.control.leased_rows import LeasedRows, change_event
 from podway.control.migrations import prepare
 from podway.control.people import People
 from podway.control.records import Cluster, Event, Job, JobState
+from podway.control.schedule_store import ScheduleRows
 from podway.control.service_store import ServiceRows
 from podway.control.tables import READ_ONLY, clusters, events, jobs, tries
 from podway.control.volume_store import VolumeRows
@@ -101,6 +102,7 @@ class Store(LeasedRows[Cluster]):
         self.people = People(engine)
         self.gateway_keys = GatewayKeys(engine)
         self.volumes = VolumeRows(engine)
+        self.schedules = ScheduleRows(engine)
         self.services = ServiceRows(engine, lambda key: self.written(key))
         self.written: Callable[[str], None] = lambda cluster_id: None  # told of every write, after it is durable
 

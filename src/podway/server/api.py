@@ -218,11 +218,12 @@ class ClusterView(Reply, frozen=True):
 
 
 class ClustersReply(Reply, frozen=True):
-    """Clusters, oldest first; how many orphans the last look found, and how many services there are."""
+    """Clusters, oldest first; how many orphans the last look found, and how many services and schedules there are."""
 
     clusters: list[ClusterView]
     orphans: int = 0
     services: int = 0
+    schedules: int = 0
 
 
 class OrphanView(Reply, frozen=True):

@@ -160,6 +160,9 @@ class AsyncClient:
     volumes = _call(Client.volumes)
     create_volume = _call(Client.create_volume)
     delete_volume = _call(Client.delete_volume)
+    schedules = _call(Client.schedules)
+    put_schedule = _call(Client.put_schedule)
+    delete_schedule = _call(Client.delete_schedule)
     delete_gateway_key = _call(Client.delete_gateway_key)
 
     info = _call(Client.info)

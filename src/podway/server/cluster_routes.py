@@ -42,7 +42,8 @@ def clusters(call: ApiCall) -> api.ClustersReply:
     shown = [views.cluster_view(c, counts.get(c.id, 0)) for c in found if right_on(c, call.caller) is not None]
     orphans = len(call.services.orphans.last.orphans) if call.caller.admin else 0
     services = sum(right_on(one, call.caller) is not None for one in store.services.live())
-    return api.ClustersReply(clusters=shown, orphans=orphans, services=services)
+    schedules = len(call.services.schedules.list_for(call.caller))
+    return api.ClustersReply(clusters=shown, orphans=orphans, services=services, schedules=schedules)
 
 
 def cluster(call: ApiCall) -> api.ClusterView:

@@ -146,6 +146,7 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     services = Services(
         control=drivers.control,
         service_verbs=drivers.service_verbs,
+        schedules=drivers.schedules,
         store=store,
         blobs=blobs,
         archive=archive,

@@ -1,9 +1,10 @@
 """Every route of the API in one table (`routing.Route` says what a row means)."""
 
 from podway.launch_options import LaunchRequest
-from podway.server import api, cluster_routes, job_routes, people_routes, volume_routes
+from podway.server import api, cluster_routes, job_routes, people_routes, schedule_routes, volume_routes
 from podway.server.page_table import PAGE_ROUTES
 from podway.server.routing import Route, Stream
+from podway.server.schedule_api import SchedulesReply, ScheduleView
 from podway.server.service_route_table import SERVICE_ROUTES
 from podway.server.volume_api import VolumeBody, VolumesReply, VolumeView
 
@@ -373,6 +374,34 @@ _ROUTES: tuple[Route, ...] = (
         audited=True,
         summary="Delete a volume",
         reply=VolumesReply,
+    ),
+    Route(
+        method="GET",
+        path="/v1/schedules",
+        function=schedule_routes.schedules,
+        access="anyone",
+        summary="Schedules",
+        reply=SchedulesReply,
+    ),
+    Route(
+        method="POST",
+        path="/v1/schedules",
+        function=schedule_routes.put_schedule,
+        access="create",
+        audited=True,
+        summary="Start a run by the clock",
+        body=LaunchRequest,
+        reply=ScheduleView,
+        slow=True,
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/schedules/{schedule}",
+        function=schedule_routes.delete_schedule,
+        access="create",
+        audited=True,
+        summary="End a schedule",
+        reply=SchedulesReply,
     ),
     *SERVICE_ROUTES,
 )

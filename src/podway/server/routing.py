@@ -22,6 +22,7 @@ from podway.control.access import RIGHTS, Access, Caller, allows, check_role
 from podway.control.archive import Archive
 from podway.control.orphans import OrphanScanner
 from podway.control.records import Cluster, Job
+from podway.control.schedules import ScheduleControl
 from podway.control.service_records import Service
 from podway.control.service_verbs import ServiceControl
 from podway.control.store import Store
@@ -45,6 +46,7 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
 
     control: Control
     service_verbs: ServiceControl
+    schedules: ScheduleControl
     store: Store
     blobs: BlobStore
     archive: Archive

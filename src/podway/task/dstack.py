@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from podway.task.commands import join_commands, join_words
+from podway.task.cron import read_schedule
 from podway.task.dstack_files import read_dstack_volumes, read_files, read_repos
 from podway.task.dstack_groups import NodeGroup, by_slice, differing_slices, node_address, read_groups
 from podway.task.dstack_keys import OTHER_TYPES, PYTHONS, TABLES
@@ -85,6 +86,7 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
         max_duration_s=read(lambda: duration_or_off(limit, None), None) if limit else None,
         stop_duration_s=read(lambda: read_stop_duration(run, notes), 0),
         priority=overrides.priority if overrides.priority is not None else priority.integer() if priority else 0,
+        schedule=read(lambda: read_schedule(run), ()),
         service=read(lambda: read_service(run, group, env, secrets), None) if kind == "service" else None,
         dev=read(lambda: _dev(run), None) if kind == "dev-environment" else None,
         tags={key: value.text() for key, value in tags.entries().items()} if tags else {},

@@ -217,9 +217,11 @@ _PROFILE: dict[str, Key] = {
     "startup_order": _about(Text(choices=("any", "master-first", "workers-first")), "Which nodes start first."),
     "stop_criteria": _about(Text(choices=("all-done", "master-done")), "When the run is done."),
     "schedule": _about(
-        Anything(),
-        "Start at certain times.",
-        refuse=("Podway starts a run when told to", "start `podway apply` from cron, and remove `schedule`"),
+        Table(
+            keys={"cron": _about(Either(options=(_TEXTS, Text())), 'One or several: "15 23 * * *".')},
+            required=("cron",),
+        ),
+        "Start at these times, in UTC.",
     ),
     "fleets": _about(_TEXTS, "Fleets to use.", note=_NO_FLEETS),
     "instances": _about(Anything(), "Instances to use.", note=_NO_FLEETS),

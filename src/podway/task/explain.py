@@ -29,6 +29,7 @@ def explain(task: Task) -> str:
         idle = task.dev.inactivity_s
         when = "never" if idle is None else f"{format_duration(idle)} after the last connection and job"
         rows.append(("Ends", when))
+    rows += [("Starts", f"{one} (UTC)") for one in task.schedule]
     rows += [("Environment", f"{name}={_shown(name, value)}") for name, value in task.env.items()]
     rows += [("Secret", f"{name}={_MASK}") for name in task.secrets]
     if task.python:

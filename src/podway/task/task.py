@@ -241,6 +241,7 @@ class Task(TaskPart, frozen=True):
     max_duration_s: int | None = None
     stop_duration_s: int | None = None  # grace between SIGTERM and SIGKILL
     priority: int = 0
+    schedule: tuple[str, ...] = ()  # cron expressions, in UTC: when to start it; (): now
     service: ServiceSpec | None = None
     dev: DevEnvironment | None = None
     tags: dict[str, str] = {}
