@@ -180,6 +180,22 @@ def test_transfers_to_the_host_take_its_link() -> None:
     assert estimate(found, where).point == pytest.approx(seconds), "both ways at once"
 
 
+def test_a_slice_that_is_fetched_moves_itself_and_not_its_array() -> None:
+    """A quarter of an array in HBM, brought into the chip's own memory (S(1)): libtpu names the whole array in the start."""
+    whole, piece = "bf16[2048,32,256]{2,0,1:T(8,128)(2,1)}", "bf16[2048,8,256]{2,0,1:T(8,128)(2,1)S(1)}"
+    lines = (
+        "HloModule m, is_scheduled=true\n\nENTRY %main (a: f32[8]) -> f32[8] {\n"
+        f"  %a = {whole} parameter(0)\n"
+        f"  %slice-start = (({whole}), {piece}, s32[]{{:S(2)}}) async-start(%a), calls=%x\n"
+        f"  ROOT %slice-done = {piece} async-done(%slice-start), calls=%x\n}}\n"
+    )
+    where = fabric("v5litepod-4")
+    found = program_of(read_module(lines), where, complete=False)
+    (start,) = (op for op in found.ops if op.starts)
+    assert start.bytes == 2048 * 8 * 256 * 2
+    assert estimate(found, where).point == pytest.approx(start.bytes / where.device.hbm_bandwidth)
+
+
 def test_memory_by_name() -> None:
     module = read_module(text("scan_v5e"))
     found = read_memory(text("scan_v5e_buffers"), text("scan_v5e_live"), module, 2**34)

@@ -100,6 +100,8 @@ def hbm_bytes(module: Module, here: Computation, one: Instruction) -> float:
         return 0.0
     if one.opcode == "copy-start":
         return float(sum(shape.bytes for shape in one.shapes[:2] if shape.space == 0))
+    if one.opcode == "async-start":
+        return _slice_bytes(one)
     inner = module.called(one) if one.opcode == "fusion" else None
     if inner is None:
         return _plain_bytes(here, one)
@@ -116,6 +118,15 @@ def hbm_bytes(module: Module, here: Computation, one: Instruction) -> float:
         if name not in passing and inner[name].opcode != "parameter":
             total += _written(module, inner, inner[name])
     return total
+
+
+def _slice_bytes(one: Instruction) -> float:
+    """Of a slice that is fetched beside other work: a start names the whole array it takes, the piece it makes, and a flag."""
+    arrays = [shape for shape in one.shapes if shape.dims]
+    if not arrays:
+        return 0.0
+    piece = min(arrays, key=lambda shape: shape.bytes)
+    return float(piece.bytes * sum(shape.space == 0 for shape in (arrays[0], arrays[-1])))
 
 
 def _in_chip(one: Instruction) -> bool:
