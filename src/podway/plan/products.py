@@ -65,9 +65,11 @@ class Product(NamedTuple):
         """Time of (forward, input gradient, weight gradient) passes."""
         rows = tokens * self.rows
         program = training.program if training else None
-        if self.copies > 1 and program and program.expert_capacity is not None:
+        # Also where a device has one expert alone: the rows of its neighbours' experts are there, and skipped.
+        routed = self.name.startswith("experts")
+        if routed and program and program.expert_capacity is not None:
             rows = ceil(rows * program.expert_capacity / SUBLANES) * SUBLANES
-        grouped = self.copies > 1 and (program is None or program.expert_capacity is None)
+        grouped = routed and (program is None or program.expert_capacity is None)
         k, n = self.inner, self.columns
         compute = training.compute if training else "bfloat16"
         kinds = (compute, compute, (program and program.weight_gradient) or compute)
