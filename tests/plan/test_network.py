@@ -95,7 +95,7 @@ def test_every_slice_can_hold_pure_fsdp_and_small_tensor_groups(slice: Slice) ->
 
 def test_a_scatter_ring_by_ring_uses_one_axis_at_a_time() -> None:
     group, device = place(MeshShape(fsdp=256), find_slice("v5e-256")).fsdp, device_of("v5e")
-    assert group.rings == ((16, 2.0), (16, 2.0))
+    assert group.rings == ((16, 2.0, True), (16, 2.0, True))
     assert group.ring_scatter_seconds(1e9, device) == pytest.approx(2 * group.gather_seconds(1e9, device), rel=0.01)
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.bench import rehearsed
+from tools.bench import ranking, rehearsed
 
 from podway.catalog.slices import all_slices, find_slice, slices_of
 from podway.cli.tables import table
@@ -405,6 +405,7 @@ SECTIONS: dict[str, Callable[[Checks], str]] = {
     "HBM of a device in MaxText's programs, planned and compiled": compiled_section,
     "HBM of a device in Podway's step, planned and compiled": rehearsed_bytes_section,
     "Steps of Podway's trainer, planned and rehearsed": rehearsed_steps_section,
+    "The first five plans, in the planner's order and in the compiler's": ranking.section,
     "T5-11B and 68B on v4": t5_section,
     "Llama 3 8B on v6e with PyTorch/XLA": llama3_section,
     "Memory tables for serving and LoRA on v5e": memory_tables,
@@ -441,7 +442,7 @@ def main() -> None:
     failed = rehearsed.record_jobs() if arguments.fresh else []
     if arguments.fresh or arguments.missing:
         failed += rehearsed.record_bytes(again=arguments.fresh)
-        failed += rehearsed.record_steps(again=arguments.fresh)
+        failed += rehearsed.record_steps(again=arguments.fresh) + ranking.record(again=arguments.fresh)
     for line in failed:
         print(line, file=sys.stderr)
     text, checks = report()

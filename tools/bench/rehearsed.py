@@ -124,6 +124,49 @@ LATER = (
     Cell(model="32b", slice="v5p-128", mesh="fsdp=16,tensor=4", batch=512, seq=2048, remat="minimal"),
     Cell(model="llama3.1-8b", slice="v5p-16", mesh="fsdp=8", batch=16, remat="minimal"),
 )
+# Several microbatches and offloading on large slices, which the planner ranked first before it was held to these.
+RANKED_FIRST = (
+    Cell(model="16b", slice="v5litepod-256", mesh="fsdp=256", batch=2048, seq=2048, microbatches=8, remat="minimal"),
+    Cell(
+        model="16b", slice="v5litepod-256", mesh="fsdp=256", batch=2048, seq=2048, microbatches=2, remat="save_context"
+    ),
+    Cell(
+        model="16b",
+        slice="v5litepod-256",
+        mesh="fsdp=256",
+        batch=2048,
+        seq=2048,
+        microbatches=4,
+        remat="save_all_but_mlp",
+    ),
+    Cell(model="16b", slice="v5litepod-256", mesh="fsdp=256", batch=2048, seq=2048),
+    Cell(model="32b", slice="v5litepod-256", mesh="fsdp=256", batch=2048, seq=2048, microbatches=8, remat="minimal"),
+    Cell(
+        model="32b", slice="v5litepod-256", mesh="fsdp=256", batch=1024, seq=2048, microbatches=4, remat="save_context"
+    ),
+    Cell(model="64b", slice="v5litepod-256", mesh="fsdp=256", batch=2048, seq=2048, offload=("residual",)),
+    Cell(model="32b", slice="v5litepod-256", mesh="fsdp=256", batch=512, seq=8192, offload=_HOST),
+    Cell(
+        model="llama3.1-8b",
+        slice="v5litepod-256",
+        mesh="fsdp=256",
+        batch=2048,
+        seq=2048,
+        microbatches=8,
+        remat="minimal",
+    ),
+    Cell(
+        model="llama3.1-8b",
+        slice="v5litepod-64",
+        mesh="fsdp=64",
+        batch=512,
+        seq=8192,
+        microbatches=8,
+        remat="save_context",
+    ),
+    Cell(model="32b", slice="v5p-512", mesh="fsdp=256", batch=2048, seq=2048, remat="minimal"),
+    Cell(model="16b", slice="v5p-128", mesh="fsdp=64", batch=2048, seq=2048, microbatches=4, remat="minimal"),
+)
 # Small models on every kind of axis, and a few real ones. Nothing was left out because it came out wrong.
 GRID = (
     Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=16", batch=32),
@@ -186,6 +229,7 @@ GRID = (
     Cell(model="128b", slice="v5litepod-256", mesh="fsdp=16,tensor=16", batch=256, seq=2048),
     *UNSEEN,
     *LATER,
+    *RANKED_FIRST,
 )
 
 
@@ -214,6 +258,24 @@ TIMED = (
     Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=4,tensor=4", batch=16, seq=8192),
     Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=4,tensor=4", batch=16),
     Cell(model="llama3.2-1b", slice="v5p-16", mesh="fsdp=4,context=2", batch=8, seq=8192),
+    # Several microbatches on v5e, whose gradients go round in rings: closed ones (16x16), lines (8x8), one ring of all (4x4).
+    Cell(model="16b", slice="v5litepod-256", mesh="fsdp=256", batch=2048, seq=2048, microbatches=8, remat="minimal"),
+    Cell(
+        model="32b", slice="v5litepod-256", mesh="fsdp=256", batch=1024, seq=2048, microbatches=4, remat="save_context"
+    ),
+    Cell(
+        model="llama3.1-8b",
+        slice="v5litepod-64",
+        mesh="fsdp=64",
+        batch=512,
+        seq=8192,
+        microbatches=8,
+        remat="save_context",
+    ),
+    Cell(
+        model="llama3.2-3b", slice="v5litepod-16", mesh="fsdp=16", batch=64, seq=2048, microbatches=4, remat="minimal"
+    ),
+    Cell(model="qwen1.5-moe-a2.7b", slice="tpu7x-16", mesh="fsdp=16", batch=32, seq=2048),
 )
 
 
@@ -222,15 +284,20 @@ def record_steps(*, again: bool = True) -> list[str]:
     known = {} if again else {row.cell: row for row in recorded_steps()}
     failed = []
     for cell in (cell for cell in TIMED if cell not in known):
-        (report,) = rehearse([_rehearsal(cell)], jobs=1, fresh=again)
+        (report,) = rehearse([rehearsal_of(cell)], jobs=1, fresh=again)
         if report.program is None:
             failed.append(f"{cell.name}: {report.failed}")
             continue
-        memory = report.memory and msgspec.structs.replace(report.memory, buffers=())
-        known[cell] = CompiledStep(cell=cell, report=msgspec.structs.replace(report, memory=memory))
+        known[cell] = CompiledStep(cell=cell, report=without_buffers(report))
         rows = [known[cell] for cell in TIMED if cell in known]
         STEPS.write_bytes(b"[\n" + b",\n".join(msgspec.json.encode(row) for row in rows) + b"\n]\n")
     return failed
+
+
+def without_buffers(report: CompileReport) -> CompileReport:
+    """What is recorded of a report: not the names of what is alive at its peak."""
+    memory = report.memory and msgspec.structs.replace(report.memory, buffers=())
+    return msgspec.structs.replace(report, memory=memory)
 
 
 def recorded_steps() -> list[CompiledStep]:
@@ -269,7 +336,7 @@ def record_bytes(*, again: bool = True) -> list[str]:
     cells = [cell for cell in GRID if cell not in known]
     failed = []
     for cell in cells:
-        (one,) = rehearse([_rehearsal(cell)], jobs=1, fresh=again)
+        (one,) = rehearse([rehearsal_of(cell)], jobs=1, fresh=again)
         if one.memory is None:
             failed.append(f"{cell.name}: {one.failed}")
             continue
@@ -283,7 +350,8 @@ def _recorded() -> list[CompiledBytes]:
     return from_json(BYTES.read_bytes(), list[CompiledBytes]) if BYTES.exists() else []
 
 
-def _rehearsal(cell: Cell) -> Rehearsal:
+def rehearsal_of(cell: Cell) -> Rehearsal:
+    """What is compiled for a step of the grid."""
     slice = find_slice(cell.slice)
     placed = evaluate(
         find_model(cell.model), slice, cell.sizes, cell.training

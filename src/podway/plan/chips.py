@@ -27,7 +27,8 @@ STRAGGLER_LOSS_PER_DOUBLING = 0.021
 # A gathered weight whose shards are no multiple of 8 rows is copied into another tiling, 8.45 elements a cycle: libtpu
 # 0.0.51 estimates 19,857,408 cycles for the copy of 32768 x 5120 gathered from 256 shards of 20 rows on v5e.
 RELAYOUT_ELEMENTS_PER_CYCLE = 8.45
-SUBLANES, LANES = 8, 128  # rows and columns of a tile: jax, pallas/mosaic/tpu_info.py
+VMEM_BYTES = 128 * 2**20  # of a v5e core: jax, pallas/mosaic/tpu_info.py
+SUBLANES, LANES = 8, 128  # rows and columns of a tile: the same file
 
 # 2 x MXUs x width^2 (tpu_info.py: 4 of 128 a core on v4, v5e, v5p; 2 of 256 on v6e, tpu7x, which take two rows a cycle)
 # gives FLOPs a cycle; peak divided by it gives the clock.
@@ -75,6 +76,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     # Weight gradients of a layer are made at its end, beside exchanges that run on the SparseCores: so libtpu 0.0.51 schedules
     # Podway's step on tpu7x (Llama 3.2 1B and 3B), and what they are made of stays in HBM until then.
     late_gradients: bool
+    # The gradient of a matrix goes round in permutes, piece by piece, beside the product that makes it: so libtpu 0.0.51 compiles Podway's
+    # step for v5e.
+    ringed_gradients: bool
     host_bandwidth: float  # bytes/s between HBM and host memory, one way
     host_bytes: float  # of host memory: this device's share
 
@@ -149,6 +153,7 @@ def device_of(generation: str) -> Device:
         mxu_width=_MXU_WIDTH.get(generation, 128),
         matrix_efficiency=_own_rates.get(generation) or _MATRIX_EFFICIENCY.get(generation, _MATRIX_EFFICIENCY[older]),
         late_gradients=generation == "tpu7x",
+        ringed_gradients=generation == "v5e",
         host_bandwidth=_HOST_BANDWIDTH.get(generation, _HOST_BANDWIDTH[older]) / per_chip,
         host_bytes=(facts.host_ram or 0) / 4 / per_chip,
     )

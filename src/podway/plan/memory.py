@@ -10,7 +10,7 @@ Against programs as libtpu 0.0.51 compiles them (published/compiled_hbm.csv: the
 trainer over a grid of models and meshes) this is within 10%.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from math import ceil, prod
 from typing import Literal
 
@@ -96,11 +96,14 @@ def train_memory(
     usable: int | None = None,
     host_limit: float = float("inf"),
     late: bool = False,
+    ringed: bool = False,
 ) -> Memory:
     """What one device holds at the peak of a step; `usable` is its HBM where the limit is set below it, `late` whether weight
-    gradients wait until the end of a layer (`Device.late_gradients`)."""
+    gradients wait until the end of a layer (`Device.late_gradients`), `ringed` whether they are made piece by piece."""
     # Attention whose result is kept is not computed again before the MLP goes backward: gradients are made late there too.
     late = late or bool(training.offload) or ("context" in training.saved and "mlp_in" not in training.saved)
+    # Where attention is computed again its gradients are made beside the MLP's, and a whole one's worth of pieces exists.
+    ringed = ringed and mesh.fsdp > 1 and "context" in training.saved and training.program.gradients == "rings"
     tokens = training.tokens_per_device(mesh)
     weights, optimizer, gradients = _state(shape, mesh, training)
     outside = tokens * saved_bytes_per_token(shape, mesh, training.offload) if training.offload else 0.0
@@ -108,12 +111,13 @@ def train_memory(
         weights=weights,
         optimizer=optimizer,
         gradients=gradients,
-        # What is offloaded passes through HBM: that of the next layer comes while this one goes backward.
+        # What is offloaded passes through HBM: that of the next layer comes while this one goes backward. In a parallel block the
+        # layer's own waits until then, because its MLP goes backward first.
         saved=tokens * saved_bytes_per_token(shape, mesh, training.held)
         + _kept_weights(shape, mesh, training)
-        + outside / shape.layers,
+        + outside / shape.layers * (2 if shape.block == "parallel" else 1),
         logits=_logits(shape, mesh, training, tokens, usable or limit),
-        temp=_temp(shape, mesh, training, tokens, late=late),
+        temp=_temp(shape, mesh, training, tokens, late=late, ringed=ringed),
         limit=limit,
         early=_early(gradients, training),
         host=outside,
@@ -178,7 +182,7 @@ def _held_matrices(shape: ModelShape, fsdp: int, expert: int, tensor: int) -> in
     return sum(prod(shard_shape(p, mesh, TRAIN_RULES)) for p in dense if "experts" not in p.axes)
 
 
-@cache
+@lru_cache(maxsize=2048)
 def factored_params(shape: ModelShape, fsdp: int, expert: int, tensor: int) -> int:
     """Numbers that Adafactor keeps: a row and a column of each matrix, all of each vector (Shazeer & Stern 2018)."""
     mesh, kept = MeshShape(fsdp=fsdp, expert=expert, tensor=tensor), 0
@@ -206,7 +210,7 @@ def saved_bytes_per_token(shape: ModelShape, mesh: MeshShape, saved: tuple[str, 
     return _saved_bytes(shape, mesh.tensor, mesh.expert, saved)
 
 
-@cache
+@lru_cache(maxsize=2048)
 def _saved_bytes(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, ...]) -> float:
     return sum(_saved_of_kind(kind, tensor, expert, saved) for kind in layer_kinds(shape))
 
@@ -270,19 +274,21 @@ def _chunks(length: int, least: int) -> int:
     return next((n for n in range(max(1, least), length + 1) if length % n == 0), max(1, length))
 
 
-def _temp(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, *, late: bool) -> float:
+def _temp(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, *, late: bool, ringed: bool) -> float:
     """The working set of the fullest kind of layer while it goes backward."""
-    return max(_layer_temp(kind, mesh, training, tokens, late=late) for kind in layer_kinds(shape))
+    return max(_layer_temp(kind, mesh, training, tokens, late=late, ringed=ringed) for kind in layer_kinds(shape))
 
 
-def _layer_temp(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, *, late: bool) -> float:
+def _layer_temp(
+    shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, *, late: bool, ringed: bool
+) -> float:
     gathered = COMPUTE_BYTES * layer_weights(shape, mesh.tensor, mesh.expert)
     stored = training.adapters.base if training.adapters else training.params
     copies = 1.0 if mesh.fsdp > 1 or stored != "bfloat16" else 0.0  # the weights of the layer as they are used
     held = 0.0
     if training.adapters is None:
         # Their gradient, before it is reduced: of experts one matrix after the other, as where activations come from host memory.
-        copies += 1 / 3 if shape.experts else 0.0 if training.offload else 1.0
+        copies += 1 / 3 if shape.experts else 0.0 if training.offload or ringed else 1.0
         # Where they are made late, the sum of the output matrix's gradient waits as well, until all layers are done.
         held = head_product(shape, mesh.tensor).weights * BYTES["float32"] if late else 0.0
     if misaligned(shape, mesh):
@@ -291,7 +297,7 @@ def _layer_temp(shape: ModelShape, mesh: MeshShape, training: Training, tokens: 
     return held + gathered * copies + COMPUTE_BYTES * tokens * flow
 
 
-@cache
+@lru_cache(maxsize=2048)
 def flow_width(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, ...], *, late: bool) -> float:
     """Numbers a token needs at once while a layer goes backward, as libtpu 0.0.51 schedules it.
 

@@ -12,7 +12,7 @@
    tile construction is that of t5x (`partitioning.py`).
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -29,6 +29,14 @@ CORE_LINKS = 6.0
 Box = tuple[int, ...]  # devices along x, y[, z][, core]
 
 
+class Ring(NamedTuple):
+    """The devices of a group along one physical axis, the links along it, and whether they close it."""
+
+    size: int
+    links: float
+    closed: bool
+
+
 class Group(NamedTuple):
     """The devices that one mesh axis joins, seen from one of them."""
 
@@ -36,7 +44,7 @@ class Group(NamedTuple):
     links: float  # ICI links, one way, that bring data to one device
     hops: int
     box: Box
-    rings: tuple[tuple[int, float], ...] = ()  # of each physical axis: devices along it, links along it
+    rings: tuple[Ring, ...] = ()  # of each physical axis that it lies along
 
     def gather_seconds(self, gathered_bytes: float, device: Device) -> float:
         """An all-gather to this many bytes on each device, or a reduce-scatter from as many."""
@@ -52,7 +60,7 @@ class Group(NamedTuple):
     def ring_scatter_seconds(self, bytes_each: float, device: Device) -> float:
         """A reduce-scatter along one physical axis after the other: each sees only its own links."""
         total, left = 0.0, bytes_each
-        for size, links in self.rings:
+        for size, links, _ in self.rings:
             total += left * (size - 1) / size / (links * device.link_bandwidth)
             left /= size
         return max(total, self.hops * HOP_SECONDS)
@@ -71,7 +79,7 @@ class MeshPlacement(NamedTuple):
     data: Group
 
 
-@cache
+@lru_cache(maxsize=1024)  # bounded: what is kept, Python's garbage collector walks through again and again
 def place(mesh: MeshShape, slice: Slice) -> MeshPlacement:
     """Where the axes of a mesh lie in one slice; a UserError where they cannot."""
     inside = mesh.chips // mesh.slices
@@ -142,7 +150,7 @@ def _text(box: Box) -> str:
     return "x".join(map(str, box))
 
 
-@cache
+@lru_cache(maxsize=1024)
 def boxes(size: int, bounds: Box) -> tuple[Box, ...]:
     """All boxes of `size` devices whose sides divide `bounds`."""
     if not bounds:
@@ -184,7 +192,7 @@ def _placed(mesh: MeshShape, bounds: Box, wrap: tuple[bool, ...], cores: bool, t
 
 def group_of(size: int, box: Box, stride: Box, bounds: Box, wrap: tuple[bool, ...], cores: bool) -> Group:
     """Devices that fill `box`, `stride` apart, in a torus of `bounds` (the last axis the cores of a chip, if `cores`)."""
-    rings: list[tuple[int, float]] = []
+    rings: list[Ring] = []
     hops = 0
     # The other core of a chip is in another group, and uses the same links.
     shared = bounds[-1] if cores and box[-1] == 1 and stride[-1] == 1 else 1
@@ -192,11 +200,11 @@ def group_of(size: int, box: Box, stride: Box, bounds: Box, wrap: tuple[bool, ..
         if box[axis] > 1:
             # Strided devices that reach around the whole axis close the ring as well.
             ring = wrap[axis] and box[axis] * stride[axis] == bounds[axis]
-            rings.append((box[axis], (2.0 if ring else 1.0) / stride[axis] / shared))
+            rings.append(Ring(box[axis], (2.0 if ring else 1.0) / stride[axis] / shared, ring))
             hops += bounds[axis] // 2 if ring else (box[axis] - 1) * stride[axis]
-    links = sum(each for _, each in rings)
+    links = sum(ring.links for ring in rings)
     if cores and box[-1] > 1:
-        rings.append((box[-1], CORE_LINKS))
+        rings.append(Ring(box[-1], CORE_LINKS, False))
         links = links or CORE_LINKS  # a chip with itself; else its links to others set the pace
     return Group(size, links, hops, box, tuple(rings))
 

@@ -121,7 +121,13 @@ def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Trainin
         mesh=mesh,
         training=training,
         memory=train_memory(
-            shape, mesh, training, device.hbm_limit, host_limit=device.host_bytes, late=device.late_gradients
+            shape,
+            mesh,
+            training,
+            device.hbm_limit,
+            host_limit=device.host_bytes,
+            late=device.late_gradients,
+            ringed=device.ringed_gradients,
         ),
         time=step_time(shape, mesh, training, device, placement),
         model_flops=flops * training.tokens,

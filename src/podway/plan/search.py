@@ -298,6 +298,7 @@ def _with_mesh(
         usable=device.hbm_limit,
         host_limit=device.host_bytes,
         late=device.late_gradients,
+        ringed=device.ringed_gradients,
     )
     for choices in _policies(options, base, thorough=thorough):
         if any(plan.training.microbatches == 1 and "qkv" in plan.training.saved for plan in plans):

@@ -13,7 +13,7 @@ A step is a sum of what is exposed, because it is a chain of layers:
 What each part is compared with, and how far off it is: docs/planning.md.
 """
 
-from functools import cache
+from functools import lru_cache
 from math import log2
 from typing import NamedTuple
 
@@ -24,22 +24,15 @@ from podway.model.shape import ModelShape, layer_kinds
 from podway.plan.chips import (
     RELAYOUT_ELEMENTS_PER_CYCLE,
     STRAGGLER_LOSS_PER_DOUBLING,
+    SUBLANES,
     Device,
 )
+from podway.plan.fsdp_time import ProductTime, Traffic, fsdp_traffic, head_traffic, ring_sums
 from podway.plan.kernels import blocks_of
 from podway.plan.memory import adapter_params, held_params, misaligned, saved_bytes_per_token
 from podway.plan.network import MeshPlacement, dcn_reduce_seconds
-from podway.plan.products import dispatch_seconds, head_product, layer_products, layer_weights, needed_again, widths
+from podway.plan.products import Product, dispatch_seconds, head_product, layer_products, needed_again, widths
 from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training
-
-
-class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What one mesh axis moves over ICI in a step, in one direction."""
-
-    axis: str
-    direction: str  # gather, reduce, exchange
-    seconds: float  # if nothing else happened
-    exposed: float  # of which the step waits
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +89,7 @@ class _Layer(NamedTuple):
     attention: float  # of both
     hbm: float
     relayout: float
-    weights: float  # elements of the layer that fsdp gathers
-    first: float  # of which those of the matrix that a pass starts with
+    products: tuple[ProductTime, ...]  # of each matrix, in the order of the forward pass
 
 
 def step_time(
@@ -115,7 +107,7 @@ def step_time(
         traffic += _traffic(kind, mesh, training, device, placement, layer, tokens)
         spent["matrix"] += times * (layer.forward + layer.backward - layer.attention)
         spent["attention"] += times * layer.attention
-        spent["hbm"] += times * layer.hbm
+        spent["hbm"] += times * (layer.hbm + ring_sums(layer.products, mesh, training, device, placement.fsdp))
         spent["relayout"] += times * layer.relayout
         spent["host"] += times * _host(kind, mesh, training, device, tokens, layer)
     data = placement.data.reduce_seconds(reduced, device)
@@ -145,29 +137,39 @@ def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Devic
     again = needed_again(shape, training)
     trained = 0.0 if training.adapters else 1.0  # frozen matrices need no gradient of their own
     forward = backward = 0.0
+    each = []
     for product in products:
-        forward += product.seconds(tokens, device, passes=(1, 0, 0), training=training)
-        passes = (float(product.name in again), 1.0, trained)
-        backward += product.seconds(tokens, device, passes=passes, training=training)
+        once = product.seconds(tokens, device, passes=(1, 0, 0), training=training)
+        gradient = trained * product.seconds(tokens, device, passes=(0, 0, 1), training=training)
+        forward += once
+        backward += once * (product.name in again) + gradient
+        backward += product.seconds(tokens, device, passes=(0, 1, 0), training=training)
+        each.append(ProductTime(float(product.weights), once, gradient))
     dispatch = dispatch_seconds(shape, training, device, tokens)
     forward += dispatch
     backward += dispatch * (2 + ("mlp_in" not in training.saved))
     ahead, back = _attention(shape, mesh, training, device, tokens)
-    weights = layer_weights(shape, mesh.tensor, mesh.expert)
-    relayout = 0.0
-    if training.program.relayouts and misaligned(shape, mesh):
-        # Matrices that end in d_model, once for each pass that gathers them.
-        copied = 2.0 * sum(p.weights for p in products if p.name in ("o", "down", "experts_down", "shared_down"))
-        relayout = copied / RELAYOUT_ELEMENTS_PER_CYCLE / device.clock
     return _Layer(
         forward=forward + ahead,
         backward=backward + back,
         attention=ahead + back,
         hbm=tokens * _elementwise_bytes(shape, mesh.tensor, mesh.expert, training) / device.hbm_bandwidth,
-        relayout=relayout,
-        weights=weights,
-        first=float(products[0].weights),
+        relayout=_relayout(shape, mesh, training, device, products) if misaligned(shape, mesh) else 0.0,
+        products=tuple(each),
     )
+
+
+def _relayout(
+    shape: ModelShape, mesh: MeshShape, training: Training, device: Device, products: tuple[Product, ...]
+) -> float:
+    """Gathered matrices whose shards are not whole tiles, copied into another tiling once for each pass that gathers them."""
+    if training.program.relayouts == "transposed":  # those that end in d_model: lanes are taken apart
+        copied = 2.0 * sum(p.weights for p in products if p.name in ("o", "down", "experts_down", "shared_down"))
+        return copied / RELAYOUT_ELEMENTS_PER_CYCLE / device.clock
+    # The matrices of the MLP, which lie in two dimensions: read with the empty rows of their tiles, written without.
+    rows = shape.d_model // mesh.fsdp
+    copied = 2.0 * sum(p.weights for p in products if p.name.endswith(("gate", "up", "down")))
+    return COMPUTE_BYTES * copied * (-(-rows // SUBLANES) * SUBLANES / rows + 1) / device.hbm_bandwidth
 
 
 def _attention(
@@ -181,7 +183,7 @@ def _attention(
     return ahead * scale, (again * ahead + back) * scale
 
 
-@cache
+@lru_cache(maxsize=2048)
 def _mean_attention(shape: ModelShape, seq: int, context: int, program: Program, device: Device) -> tuple[float, float]:
     """Seconds of one head over a device's piece of a sequence, forward and backward, mean over the layers."""
     size, fused = attention_block(seq // context or 1, program.attention_block), program.attention_fused
@@ -270,7 +272,7 @@ def _traffic(
 ) -> list[Traffic]:
     """What layers of one kind move over ICI."""
     times = training.microbatches * shape.layers
-    found = _fsdp(mesh, training, device, placement, layer, times)
+    found = fsdp_traffic(layer.products, layer.backward, mesh, training, device, placement, times)
     stream = COMPUTE_BYTES * tokens * shape.d_model
     if mesh.tensor > 1:
         both = _tensor_traffic(shape, mesh, training, device, placement, stream)
@@ -335,52 +337,13 @@ def _ends_traffic(
 ) -> list[Traffic]:
     """What the output matrix moves: it is gathered over fsdp and its gradient is summed; in a tensor group it gathers the stream,
     and scatters the gradient of it."""
-    found = []
-    if mesh.fsdp > 1:
-        head = float(head_product(shape, mesh.tensor).weights) * training.microbatches
-        ends = placement.fsdp.gather_seconds(COMPUTE_BYTES * head, device)
-        beside = (device.generation, "gather") in training.program.beside
-        found.append(Traffic(axis="fsdp", direction="gather", seconds=ends, exposed=0.0 if beside else ends))
-        if training.adapters is None:
-            seconds = _sum_seconds(training, device, placement, training.program.gradient_bytes * head)
-            beside = (device.generation, "reduce") in training.program.beside
-            found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=0.0 if beside else seconds))
+    found = head_traffic(head_product(shape, mesh.tensor).weights, mesh, training, device, placement)
     if mesh.tensor > 1:
         stream = COMPUTE_BYTES * tokens * shape.d_model
         seconds = training.microbatches * placement.tensor.gather_seconds(stream, device)
         found += [
             Traffic(axis="tensor", direction=way, seconds=seconds, exposed=seconds) for way in ("gather", "reduce")
         ]
-    return found
-
-
-def _sum_seconds(training: Training, device: Device, placement: MeshPlacement, moved: float) -> float:
-    """Seconds to sum gradients of split weights."""
-    at_once = training.program.gradients == "all-reduce"
-    sums = placement.fsdp.reduce_seconds if at_once else placement.fsdp.ring_scatter_seconds
-    return sums(moved, device)
-
-
-def _fsdp(
-    mesh: MeshShape, training: Training, device: Device, placement: MeshPlacement, layer: _Layer, times: int
-) -> list[Traffic]:
-    """Weights gathered for the forward and for the backward pass, gradients reduced."""
-    if mesh.fsdp == 1:
-        return []
-    each = BYTES["int8"] if training.adapters and training.adapters.base == "int8" else COMPUTE_BYTES
-    gather = placement.fsdp.gather_seconds(each * layer.weights, device)
-    # The first matrix of each pass has nothing before it to be gathered beside: the compiled loop waits for it.
-    first = placement.fsdp.gather_seconds(each * layer.first, device)
-    waits = 2 * gather
-    if (device.generation, "gather") in training.program.beside:
-        waits = max(first, gather - layer.forward) + max(first, gather - layer.backward)
-    found = [Traffic(axis="fsdp", direction="gather", seconds=times * 2 * gather, exposed=times * waits)]
-    if training.adapters is None:
-        seconds = _sum_seconds(training, device, placement, training.program.gradient_bytes * times * layer.weights)
-        exposed = seconds
-        if (device.generation, "reduce") in training.program.beside:
-            exposed = max(0.0, seconds - times * layer.backward)
-        found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=exposed))
     return found
 
 

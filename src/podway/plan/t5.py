@@ -20,12 +20,13 @@ from podway.catalog.slices import Slice
 from podway.errors import UserError
 from podway.model.layout import MeshShape
 from podway.plan.chips import Device, device_of
+from podway.plan.fsdp_time import Traffic
 from podway.plan.memory import Memory
 from podway.plan.network import MeshPlacement, place, tiles
 from podway.plan.plans import TrainPlan
 from podway.plan.products import Product
 from podway.plan.search import DEFAULT_BATCH_TOKENS, PlanOptions, Rejected, Search, ranked
-from podway.plan.steptime import StepTime, Traffic
+from podway.plan.steptime import StepTime
 from podway.plan.training import COMPUTE_BYTES, Program, Training
 
 # Softmax in float32: its result (4 bytes) and the bfloat16 copy that meets the values (2) stay for the backward pass.

@@ -54,9 +54,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     # writes at the beginning of the next layer and waits after 0.17 of it; it fetches in the last quarter of a layer (Llama 3.2 3B
     # on v6e-16, libtpu 0.0.51).
     host_beside: tuple[float, float] = (0.17, 0.25)
-    relayouts: bool = (
-        False  # gathered weights whose shards are not whole tiles are copied (not seen in Podway's programs)
-    )
+    # How gathered weights whose shards are not whole tiles are copied: the MLP's row by row, or those that end in d_model, whose lanes
+    # are taken apart.
+    relayouts: Literal["rows", "transposed"] = "rows"
     # Rows of each expert are padded to this multiple of the even share and tokens above it are dropped; they reach their
     # expert by a product with a one-hot matrix (MaxText's capacity_factor). None: no token is dropped, rows are sorted.
     expert_capacity: float | None = None
@@ -87,7 +87,7 @@ MAXTEXT_2023 = Program(
     logits_share=None,
     beside=(("v5e", "gather"),),
     host_beside=(1.0, 1.0),
-    relayouts=True,
+    relayouts="transposed",
     convention="full-2023",
 )
 # MaxText since 2024: gradients all-reduced in bfloat16, all logits at once and in bfloat16 (5.9 GiB of them on a chip with 24,576

@@ -135,7 +135,7 @@ class Fabric(NamedTuple):
 def _exchange_seconds(group: Group, moved: float, device: Device) -> float:
     """Every device sends to every other: along a ring of n the mean way is n/4 hops, so each of its two links carries n/8
     of a device's bytes (n/4 along a line); the axes work at once."""
-    loads = [moved * size / (4 * links) for size, links in group.rings if size > 1]
+    loads = [moved * size / (4 * links) for size, links, _ in group.rings if size > 1]
     slowest = max(loads, default=0.0) / max(1, len(loads)) / device.link_bandwidth
     return max(slowest, group.hops * HOP_SECONDS)
 

@@ -1,0 +1,169 @@
+"""What splitting weights over chips (fsdp) costs a step: gathers of weights, sums of their gradients, and what hides them.
+
+1. Where the program runs gathers beside products (`Program.beside`), they are waited for where they take longer, and the first of a
+   pass is; on v5e each hides beside one product.
+2. Gradients are waited for, or run beside the backward pass on SparseCores; or, on v5e, they go round in permutes beside the product
+   that makes them (`_ring_waits`), and what of them does not stay in VMEM passes through HBM (`ring_sums`).
+3. The output matrix (`head_traffic`) has nothing beside it where rings carry the layers' gradients.
+
+Counted in programs that libtpu 0.0.51 makes of Podway's step; docs/planning.md compares.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from podway.model.layout import MeshShape
+from podway.plan.chips import VMEM_BYTES, Device
+from podway.plan.network import Group, MeshPlacement
+from podway.plan.training import BYTES, COMPUTE_BYTES, Training
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What one mesh axis moves over ICI in a step, in one direction."""
+
+    axis: str
+    direction: str  # gather, reduce, exchange
+    seconds: float  # if nothing else happened
+    exposed: float  # of which the step waits
+
+
+class ProductTime(NamedTuple):
+    """One matrix of a layer: its elements, and seconds of its product forward and for its own gradient."""
+
+    weights: float
+    forward: float
+    gradient: float
+
+
+# Generations whose gathers are pieces of the product before them (the flag `fuse_all_gather`, which libtpu refuses elsewhere): forward each
+# hides beside that product alone. Backward there is work enough beside all of them.
+_FUSED_GATHERS = ("v5e",)
+
+
+def fsdp_traffic(
+    products: Sequence[ProductTime],
+    backward: float,
+    mesh: MeshShape,
+    training: Training,
+    device: Device,
+    placement: MeshPlacement,
+    times: int,
+) -> list[Traffic]:
+    """Weights of layers of one kind gathered for the forward and for the backward pass, gradients summed; `times` in a step."""
+    if mesh.fsdp == 1:
+        return []
+    each = BYTES["int8"] if training.adapters and training.adapters.base == "int8" else COMPUTE_BYTES
+    gathers = [placement.fsdp.gather_seconds(each * one.weights, device) for one in products]
+    gather = sum(gathers)
+    waits = 2 * gather
+    if (device.generation, "gather") in training.program.beside:
+        # The first matrix of each pass has nothing before it to be gathered beside: the compiled loop waits for it.
+        ahead = max(gathers[0], gather - sum(one.forward for one in products))
+        if device.generation in _FUSED_GATHERS:
+            before = zip(gathers[1:], products, strict=False)
+            ahead = gathers[0] + sum(max(0.0, seconds - one.forward) for seconds, one in before)
+        waits = ahead + max(gathers[0], gather - backward)
+    found = [Traffic(axis="fsdp", direction="gather", seconds=times * 2 * gather, exposed=times * waits)]
+    if training.adapters is None:
+        size = training.program.gradient_bytes
+        seconds = _sum_seconds(training, device, placement, size * times * sum(one.weights for one in products))
+        exposed = seconds
+        if (device.generation, "reduce") in training.program.beside:
+            exposed = max(0.0, seconds - times * backward)
+        if _ringed(training, device):
+            whole = _one_ring(mesh)
+            exposed = times * sum(
+                _ring_waits(one, size * one.weights, placement.fsdp, device, whole=whole) for one in products
+            )
+        found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=exposed))
+    return found
+
+
+def _ringed(training: Training, device: Device) -> bool:
+    """Whether gradients go round in permutes beside the product that makes them."""
+    return device.ringed_gradients and training.program.gradients == "rings"
+
+
+# Chips of a v5e slice whose devices jax puts in the order of one closed ring (`mesh_utils`): 2x4 and 4x4.
+_RING_OF_ALL = 16
+
+
+def _one_ring(mesh: MeshShape) -> bool:
+    """Whether fsdp is all of a slice that small."""
+    return mesh.fsdp * mesh.slices == mesh.chips and mesh.fsdp <= _RING_OF_ALL
+
+
+def _ring_waits(product: ProductTime, moved: float, fsdp: Group, device: Device, *, whole: bool) -> float:
+    """What a step waits for the sum of one matrix's gradient, as libtpu 0.0.51 compiles it for v5e.
+
+    Along the first axis the gradient's pieces go both ways round a closed ring, beside the product that makes them. On a line
+    they are permuted one after the other with nothing beside, one more than there are chips. The second axis is waited for, and
+    so is all of it where two chips are no ring. `whole`: all chips are one ring.
+    """
+    if whole:
+        return max(0.0, moved / 2 / device.link_bandwidth - product.gradient)
+    first, *rest = fsdp.rings
+    if first.size == 2:
+        return fsdp.ring_scatter_seconds(moved, device)
+    once = moved / (first.links * device.link_bandwidth)
+    waits = max(0.0, once - product.gradient) if first.closed else once * (first.size + 1) / first.size
+    left = moved / first.size
+    for ring in rest:
+        waits += left * (ring.size - 1) / ring.size / (ring.links * device.link_bandwidth)
+        left /= ring.size
+    return waits
+
+
+def ring_sums(
+    products: Sequence[ProductTime], mesh: MeshShape, training: Training, device: Device, fsdp: Group
+) -> float:
+    """Seconds of HBM that sums of gradients take which do not stay in VMEM.
+
+    Four pieces go round at once: one sent and one summed, each way. Half of VMEM holds them; what is beyond that is read, added
+    and written. (Counted in compiled steps: 3 passes over a matrix with pieces of 42 MB, 0.85 with 21 MB, none with 7 MB.)
+    """
+    if mesh.fsdp == 1 or training.adapters is not None or not _ringed(training, device):
+        return 0.0
+    size, passed = fsdp.size if _one_ring(mesh) else fsdp.rings[0].size, 0.0
+    if size == 2:
+        return 0.0
+    for one in products:
+        moved = training.program.gradient_bytes * one.weights
+        beyond = (4 * moved / size - VMEM_BYTES / 2) / (VMEM_BYTES / 2)
+        passed += 3 * moved * min(1.0, max(0.0, beyond))
+    return passed / device.hbm_bandwidth
+
+
+def head_traffic(
+    weights: int, mesh: MeshShape, training: Training, device: Device, placement: MeshPlacement
+) -> list[Traffic]:
+    """The output matrix gathered, its gradient summed."""
+    if mesh.fsdp == 1:
+        return []
+    found = []
+    head = float(weights) * training.microbatches
+    ends = placement.fsdp.gather_seconds(COMPUTE_BYTES * head, device)
+    # Where rings carry the layers' gradients, nothing runs beside the output matrix, and its gradient is all-reduced.
+    alone = _ringed(training, device) and (_one_ring(mesh) or placement.fsdp.rings[0].size > 2)
+    beside = (device.generation, "gather") in training.program.beside and not alone
+    found.append(Traffic(axis="fsdp", direction="gather", seconds=ends, exposed=0.0 if beside else ends))
+    if training.adapters is None:
+        moved = training.program.gradient_bytes * head
+        at_once = alone and _one_ring(mesh)  # over all axes together; elsewhere one after the other
+        seconds = (
+            placement.fsdp.reduce_seconds(moved, device)
+            if at_once
+            else (1 + alone) * _sum_seconds(training, device, placement, moved)
+        )
+        beside = (device.generation, "reduce") in training.program.beside and not alone
+        found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=0.0 if beside else seconds))
+    return found
+
+
+def _sum_seconds(training: Training, device: Device, placement: MeshPlacement, moved: float) -> float:
+    """Seconds to sum gradients of split weights."""
+    at_once = training.program.gradients == "all-reduce"
+    sums = placement.fsdp.reduce_seconds if at_once else placement.fsdp.ring_scatter_seconds
+    return sums(moved, device)
