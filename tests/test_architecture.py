@@ -35,7 +35,7 @@ LAYERS = {
         "model.layout",
     ),
     "decisions": ("launch", "plan", "gateway"),
-    "effects": ("hosts", "providers", "storage"),
+    "effects": ("hosts", "images", "providers", "storage"),
     "sequence": ("control",),
     "faces": ("server", "cli", "bench"),
 }
@@ -55,6 +55,7 @@ NO_JAX = (
     "launch",
     "plan",
     "hosts",
+    "images",
     "providers",
     "storage",
     "gateway",

@@ -69,6 +69,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "logout": ("podway.cli.logout:command", "Log out, and use the server of this machine again.", SERVER),
     "server": ("podway.cli.server:command", "Run a server, or manage the one on this machine.", SERVER),
     "gke": ("podway.cli.gke:command", "Prepare a Kubernetes cluster for TPU tasks, and make node pools there.", SERVER),
+    "image": ("podway.cli.image:command", "Build container images without Docker.", SERVER),
     "sandbox": ("podway.cli.sandbox:command", "A pretend TPU cloud on this machine.", SERVER),
     "doctor": (
         "podway.cli.doctor:command",

@@ -46,6 +46,11 @@ from podway.task.task import Autostop
     is_flag=True,
     help="On Kubernetes: a JobSet that runs the task and ends. With --dryrun: prints YAML for kubectl apply.",
 )
+@click.option(
+    "--push",
+    metavar="REPOSITORY",
+    help="With --one-shot: put the workdir into the image at /workdir, pushed to this repository of a registry.",
+)
 @click.option("--no-setup", is_flag=True, help="Skip the task's setup commands.")
 @click.option("--raw", is_flag=True, help="Show lines that several hosts print alike once per host.")
 @yes_option
@@ -65,6 +70,7 @@ def command(
     project: str | None,
     model: str | None,
     one_shot: bool,
+    push: str | None,
     no_setup: bool,
     raw: bool,
     yes: bool,
@@ -97,6 +103,14 @@ def command(
                 "make it with: podway apply -f FILE",
             )
         ctx.exit(apply_service(task, options, interaction))
+    if push is not None:
+        from podway.cli.image import with_image_of_workdir  # few launches build an image
+
+        if not one_shot:
+            raise UserError(
+                "--push makes the image of a run that nothing is synced to", "add --one-shot, or leave it out"
+            )
+        task = with_image_of_workdir(task, push, push=not dryrun)
     ctx.exit(launch(task, options, interaction, then))
 
 

@@ -84,11 +84,12 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
     def pack(self, digests: Iterable[str]) -> Iterator[bytes]:
         """The pack of these contents; UserError if one is not any more what it was."""
         sizes = self.manifest.sizes
+        wanted = [(digest, sizes[digest]) for digest in digests]
+        return iter(packs.PackStream(wanted, lambda digest: self.open(digest, sizes[digest])))
 
-        def opened(digest: str) -> BinaryIO:
-            return cast(BinaryIO, _VerifiedFile(self.sources[digest], digest, sizes[digest]))
-
-        return iter(packs.PackStream([(digest, sizes[digest]) for digest in digests], opened))
+    def open(self, digest: str, size: int) -> BinaryIO:
+        """One content, to be read with `with`; UserError at its end if it is not any more what it was."""
+        return cast(BinaryIO, _VerifiedFile(self.sources[digest], digest, size))
 
     def patch(self, digest: str, size: int, base: BlockList) -> Iterator[bytes]:
         """The pack of one content by its blocks, of which the server has those of `base`."""

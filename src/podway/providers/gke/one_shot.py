@@ -168,7 +168,7 @@ def _check(task: Task) -> None:
         what = "workdir" if isinstance(task.workdir, LocalDir) else f"file_mounts {local[0]}"
         raise UserError(
             f"--one-shot: nothing syncs {what} to the pods",
-            "put the files into the image, take them from git or a bucket, or leave --one-shot out",
+            "put them into the image (--push REPOSITORY does so with the workdir), take them from git or a bucket, or leave --one-shot out",
         )
     for mount in task.file_mounts:
         if isinstance(mount.source, Bucket) and (mount.source.mode == "COPY" or mount.source.upload):
