@@ -68,10 +68,12 @@ def podway_process(*arguments: str, **options: object) -> "subprocess.Popen[str]
     return subprocess.Popen(argv, text=True, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]
 
 
-def on_terminal(*arguments: str, typed: str = "", seconds: float = 80.0) -> tuple[int, str]:
-    """The CLI on a real terminal: exit code, and all that was shown on it."""
+def on_terminal(
+    *arguments: str, typed: str = "", seconds: float = 80.0, program: tuple[str, ...] = ("-m", "podway.cli.main")
+) -> tuple[int, str]:
+    """The CLI, or another Python program, on a real terminal: exit code, and all that was shown on it."""
     ours, theirs = pty.openpty()
-    argv = [sys.executable, "-m", "podway.cli.main", *arguments]
+    argv = [sys.executable, *program, *arguments]
     process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
     os.write(ours, typed.encode())

@@ -167,3 +167,33 @@ def test_no_command_paints_where_colour_is_not_wanted(
     monkeypatch.setenv("NO_COLOR", "1")
     _, shown = on_terminal(*words)
     assert shown and re.search(r"\x1b\[[0-9;:]*m", shown) is None, shown
+
+
+EVERY_COMMAND = """
+import sys
+import click
+from podway.cli.index import VERBS, podway
+from podway.cli.main import main
+def commands(group, words):
+    for name in group.list_commands(None) if isinstance(group, click.Group) else ():
+        yield [*words, name]
+        with podway.make_context("podway", [], resilient_parsing=True) as ctx:
+            yield from commands(group.get_command(ctx, name), [*words, name])
+seen, terminal = list(commands(podway, [])), (sys.stdout, sys.stderr)
+for words in seen:
+    for option in ("--help", "--no-such-option"):
+        sys.stdout, sys.stderr = terminal
+        main([*words, option])
+print(len(seen), "commands", len(VERBS))
+"""
+
+
+def test_no_help_and_no_mistake_of_any_command_is_painted_where_colour_is_not_wanted(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole table of commands, in one process on a terminal."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    code, shown = on_terminal("-c", EVERY_COMMAND, program=())
+    assert code == 0 and re.search(r"[5-9][0-9] commands", shown), shown[-500:]
+    assert shown.count("No such option") > 50
+    assert re.search(r"\x1b\[[0-9;:]*m", shown) is None

@@ -403,7 +403,7 @@ def test_a_router_in_a_group_of_its_own_is_left_to_the_gateway() -> None:
     assert found.run == "w\n" and found.service and found.service.scaling.min_replicas == 2
     assert any("a router is not started" in note for note in found.notes)
     assert "address of their router" in refused(text.replace("[w]", "['x $DSTACK_ROUTER_INTERNAL_IP']")).what
-    assert "replicas that differ" in refused(text.replace("]}]", "]}, {commands: [d]}]")).what
+    assert "behind their engine's own router only" in refused(text.replace("]}]", "]}, {commands: [d]}]")).what
 
 
 def test_a_secret_in_the_header_of_a_probe_stays_there_by_name() -> None:

@@ -23,6 +23,7 @@ from podway.task.environment import Overrides
 from podway.task.paths import LocalMachine
 from podway.task.read import read_tasks_text
 from podway.task.task import Task
+from podway.task.volumes import read_volume_text
 from podway.task.yamlfile import Mapping, Scalar, parse
 
 RUNNING_KEYS = {"run", "setup", "service", "pool"}
@@ -82,6 +83,12 @@ def kind_of(text: str, whole: bool) -> str:
 
 def refusal(item: Item, tpus: str) -> str | None:
     """Why the item is refused, in the words a person would read; None where it is accepted."""
+    if item.kind == "dstack volume":
+        try:
+            read_volume_text(item.text, name="file")
+        except UserError as error:
+            return f"{error.what}; {error.hint}"
+        return None
     given: dict[str, list[str]] = {"env": [], "secret": []}
     for _ in range(40):
         overrides = Overrides(tpus=tpus, env=tuple(given["env"]), secrets=tuple(given["secret"]))

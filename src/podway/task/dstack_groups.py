@@ -57,6 +57,11 @@ def _replicas(groups: list[Field], notes: list[str]) -> Field:
     """The one group of a service that has replicas."""
     routers = [one for one in groups if one.get("router")]
     others = [one for one in groups if one not in routers]
+    if len(others) > 1 and routers:
+        raise others[1].error(
+            "replicas that share one request (prefill and decode) work behind their engine's own router only, which Podway does not run",
+            "serve with one group of replicas that do the whole request, without `router`",
+        )
     if len(others) > 1:
         raise others[1].error(
             "replicas that differ cannot be one service here", "write a service for each group, with a name of its own"
