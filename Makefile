@@ -59,7 +59,7 @@ soak: setup  ## The long fuzz, chaos and load runs
 
 test-kubernetes: setup  ## The Kubernetes tests on a real control plane, built by Go first; KUBECONFIG=FILE: on that cluster instead
 	$(if $(OWN_CLUSTER),,tools/kubernetes/build)
-	PODWAY_TEST_KUBECONFIG='$(OWN_CLUSTER)' $(BIN)/python -m pytest -m kubernetes --timeout=1800 tests/kubernetes
+	PODWAY_TEST_KUBECONFIG='$(OWN_CLUSTER)' $(BIN)/python -m pytest -m 'kubernetes and (long or not long)' --timeout=1800 tests/kubernetes
 
 bench: setup  ## CPU of the CLI beside sky and dstack, launch and exec overhead, log merging: writes docs/benchmarks.md
 	$(BIN)/python -m tools.bench.spine

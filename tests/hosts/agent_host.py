@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from podway.hosts.agent import processes, wire
-from podway.hosts.agent.serve import connect
+from podway.hosts.agent.relay import connect
 from podway.hosts.bundle import bundle
 
 DEADLINE_S = 15.0

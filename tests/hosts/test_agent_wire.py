@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.hosts.agent import wire
-from podway.hosts.agent.serve import MAX_CONNECTIONS, connect
+from podway.hosts.agent.relay import connect
+from podway.hosts.agent.serve import MAX_CONNECTIONS
 
 numbers = st.integers(-(1 << 62), 1 << 62) | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(codec=None), max_size=20)  # lone surrogates too: bytes smuggled in strings

@@ -85,7 +85,7 @@ def test_the_api_server_is_killed_while_a_job_runs(own: OwnKubernetes, pod: Podw
     """Each line of each rank is there once."""
     run = 'for i in $(seq 150); do echo "rank $PODWAY_RANK line $i"; sleep 0.1; done'
     podway(pod, "launch", "-y", "--infra", "k8s", "--gpus", "tpu-v6e-16", "-c", "back", "-d", run)
-    wait_until(lambda: state(pod) == "RUNNING", 60, "the job to run")
+    wait_until(lambda: pod.log_text("back", 1, follow=False).count("line 1\n") == 4, 60, "every rank to run")
     for _ in range(2):
         own.restart("kube-apiserver")
     wait_until(lambda: pod.client.jobs("back")[-1].ended, 90, "the job to end")

@@ -187,7 +187,6 @@ class Gang:
         """Start a phase everywhere and see it through; the exit to blame, or None when all is well."""
         launch = self._launch()
         secrets = self.vault.open(self.job.sealed_secrets)
-        password = registry_password(launch, secrets)
         pids = [0] * len(self.fleet.sessions)
 
         async def start(session: HostSession) -> None:
@@ -200,7 +199,8 @@ class Gang:
                 secrets=secrets,
                 cwd=launch.cwd,
                 interpreter=[self.job.task.shell],
-                container=container_fields(launch, session.host, password),
+                container=container_fields(launch, session.host, registry_password(launch, secrets)),
+                patience=LOST_AFTER_S,
             )
             pids[session.host.rank] = int(reply.get("pid") or 0)
 

@@ -1,7 +1,8 @@
 """`call`: joins stdin and stdout to the agent's socket, so that any way to run a command on a host carries requests.
 
 Bytes go both ways as they come, so one request or many, in turn, work alike. When stdin ends, the requests end; when the
-agent has answered them all it closes, and this ends too.
+agent has answered them all it closes, and this ends too. One is started for every connection to a host: it imports nothing else of the
+agent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,21 @@ import socket
 import sys
 
 from . import wire
-from .serve import connect
+
+
+def connect(home: str) -> socket.socket:
+    """A connection to the agent of `home`; OSError if there is none."""
+    # A socket's path may have 108 bytes at most (unix(7)); through the directory's descriptor any home will do.
+    directory = os.open(os.path.join(home, wire.STATE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(f"/proc/self/fd/{directory}/{wire.SOCKET}")
+    except OSError:
+        connection.close()
+        raise
+    finally:
+        os.close(directory)
+    return connection
 
 
 def relay(home: str) -> int:

@@ -25,6 +25,7 @@ from .jobs import Jobs
 from .packs import FilesError
 from .phase import RequestRefused
 from .probe import probe
+from .relay import connect
 from .runner import BELL
 
 TYPE_CHECKING = False
@@ -233,21 +234,6 @@ class Agent:
     def _shutdown(self, request: Fields) -> Answer:
         """End all jobs (unless `keep_jobs`), then, once this is answered, the agent."""
         return ({}, None) if request.get("keep_jobs") else self._jobs.cancel_all(request)
-
-
-def connect(home: str) -> socket.socket:
-    """A connection to the agent of `home`; OSError if there is none."""
-    # A socket's path may have 108 bytes at most (unix(7)); through the directory's descriptor any home will do.
-    directory = os.open(os.path.join(home, wire.STATE), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(f"/proc/self/fd/{directory}/{wire.SOCKET}")
-    except OSError:
-        connection.close()
-        raise
-    finally:
-        os.close(directory)
-    return connection
 
 
 def serve(identity: Identity, daemon: bool) -> int:

@@ -29,6 +29,7 @@ MOST_ANSWER = 256 << 20
 _RENEW_S = 60.0  # credentials are renewed this long before they expire
 FORBIDDEN = "forbidden"  # the code of a refusal for want of rights
 _MERGE = "application/merge-patch+json"
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=1, application/json"
 INSTALL_JOBSET = "install it: podway gke prepare (which shows what it does first)"
 
 
@@ -60,6 +61,14 @@ class KubernetesApi:
 
     async def get(self, path: str, **query: str) -> Fields:
         return await asyncio.to_thread(self.call, "GET", path, query=query)
+
+    async def exists(self, path: str) -> bool:
+        """Whether the object is there: its data, which may be a megabyte, is not sent."""
+        try:
+            await asyncio.to_thread(self.call, "GET", path, accept=_METADATA)
+        except NotFound:
+            return False
+        return True
 
     async def items(self, path: str, **query: str) -> list[Fields]:
         """Every object there, page by page."""
@@ -103,12 +112,13 @@ class KubernetesApi:
         query: Mapping[str, str] | None = None,
         kind: str = "application/json",
         timeout: float = CALL_S,
+        accept: str = "",
     ) -> Fields:
         """One request; its answer."""
-        status, data = self._exchange(method, path, body, query or {}, kind, timeout)
+        status, data = self._exchange(method, path, body, query or {}, kind, timeout, accept)
         if status == 401:  # the token may have been taken back before it expired: once more with a fresh one
             self._forget()
-            status, data = self._exchange(method, path, body, query or {}, kind, timeout)
+            status, data = self._exchange(method, path, body, query or {}, kind, timeout, accept)
         if status < 300:
             return _decoded(data)
         if status == 403 and not self._is_ready(timeout):
@@ -155,10 +165,12 @@ class KubernetesApi:
         query: Mapping[str, str],
         kind: str,
         timeout: float,
+        accept: str = "",
     ) -> tuple[int, bytes]:
         data = None if body is None else json.dumps(body).encode()
         target = self.prefix + quote(path) + (f"?{urlencode(query)}" if query else "")
         head = self.headers() | ({"Content-Type": kind} if data is not None else {})
+        head |= {"Accept": accept} if accept else {}
         while True:
             connection, fresh = self._connection(timeout)
             try:

@@ -153,10 +153,10 @@ class Clusters:
         jobset, pods, config = await asyncio.gather(
             _or_none(api.get(f"{JOBSETS.format(where.namespace)}/{ident}")),
             api.items(PODS.format(where.namespace), labelSelector=f"{JOBSET_NAME}={ident}"),
-            _or_none(api.get(f"{CONFIG_MAPS.format(where.namespace)}/{ident}")),
+            api.exists(f"{CONFIG_MAPS.format(where.namespace)}/{ident}"),
         )
         if jobset is None:
-            return Seen(jobset=None, pods=tuple(pods), leftovers=config is not None)
+            return Seen(jobset=None, pods=tuple(pods), leftovers=config)
         workload, events = None, []
         if not all((pod.get("status") or {}).get("phase") == "Running" for pod in pods) or not pods:
             workload = await self.workload(where, jobset)
