@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import given
@@ -268,6 +269,76 @@ def test_a_one_shot_run_has_its_workdir_in_the_image(run: Run, address: str, log
 def test_push_needs_a_one_shot_run_and_a_workdir(run: Run, stub: Stub) -> None:
     assert "add --one-shot" in run("launch", "--push", "a.example/b", "true").err
     assert "the task has none" in run("launch", "--one-shot", "--push", "a.example/b", "true").err
+
+
+class _Tokens(http.server.BaseHTTPRequestHandler):
+    """A registry in memory that takes tokens alone, one for reading and one for writing, and keeps contents on another host."""
+
+    kept: dict[str, bytes]
+    leaked: list[str]
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path, _, query = self.path.partition("?")
+        own, shown = f"127.0.0.1:{self.server.server_address[1]}", self.headers.get("Authorization") or ""  # type: ignore[attr-defined]
+        if path == "/token":
+            good = shown == "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+            word = "write" if "push" in query else "read"
+            self._answer(200 if good else 401, json.dumps({"token": word}).encode() if good else b"")
+        elif path.startswith("/storage/"):
+            self.leaked.append(shown)
+            self._answer(200, self.kept[path.removeprefix("/storage/")])
+        elif shown != "Bearer write" and not (shown == "Bearer read" and self.command in ("GET", "HEAD")):
+            scope = "pull" if self.command in ("GET", "HEAD") else "pull,push"
+            realm = f'Bearer realm="http://{own}/token",service="s",scope="repository:x:{scope}"'
+            self._answer(401, b"", {"WWW-Authenticate": realm})
+        elif self.command == "POST":
+            self._answer(202, b"", {"Location": "/v2/x/blobs/uploads/1?state=a"})
+        elif self.command == "PUT":
+            self.kept[unquote(query.rpartition("digest=")[2]) if "/blobs/" in path else path.rpartition("/")[2]] = data
+            self._answer(201, b"")
+        elif (name := path.rpartition("/")[2]) not in self.kept:
+            self._answer(404, b"")
+        elif "/blobs/" in path and self.command == "GET":
+            self._answer(307, b"", {"Location": f"http://localhost:{own.rpartition(':')[2]}/storage/{name}"})
+        else:
+            self._answer(200, self.kept[name], {"Content-Type": MANIFESTS[0]})
+
+    do_HEAD = do_POST = do_PUT = do_GET
+
+    def _answer(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for key, value in {**(headers or {}), "Content-Length": str(len(data))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+def test_a_registry_with_tokens_and_contents_elsewhere(login: Path, folder: Path) -> None:
+    """As the public ones are: a token for reading, another for writing, and no login shown where a redirect leads."""
+    handler = type("Handler", (_Tokens,), {"kept": {}, "leaked": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            name = f"127.0.0.1:{server.server_address[1]}"
+            auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+            login.write_text(json.dumps({"auths": {name: {"auth": auth}}}))
+            base = parse_reference(push_base(f"{name}/x") + ":one")
+            built = build_image(scan(folder), base, parse_reference(f"{name}/x:new"), "/workdir", lambda text: None)
+            assert digest_of(handler.kept["new"]) == built.image.digest
+            assert handler.leaked and set(handler.leaked) == {""}
+            login.write_text("{}")
+            with pytest.raises(UserError, match="does not let you use x"):
+                build_image(scan(folder), base, base, "/workdir", lambda text: None)
+        finally:
+            server.shutdown()
+            thread.join(60)
 
 
 class _Hostile(http.server.BaseHTTPRequestHandler):
