@@ -231,6 +231,7 @@ def _check_step(v: dict[str, Any]) -> dict[str, Any]:
         "microbatches": {"microbatches": 2},
         "moments": {"moments": "bfloat16"},
         "logits": {"logits": "bfloat16", "chunks": 2},
+        "fp8": {"products": "fp8"},
     }
     losses = {}
     for name, change in paths.items():
@@ -288,6 +289,12 @@ def suites(tiny: bool) -> dict[str, list[dict[str, Any]]]:
             one | {"batch": 16, **quick, **lighter, "profile": 2},
             one | {"batch": 16, **quick, **lighter, "flags": [CUDNN_PRODUCTS]},
             one | {"batch": 16, **quick, **lighter, "flags": [EVERY_TILE]},
+        ],
+        "fp8": [  # beside the same steps in bf16
+            three | {"batch": 8, **quick, **lighter, "flags": [CUDNN_PRODUCTS]},
+            three | {"batch": 8, **quick, **lighter, "products": "fp8"},
+            one | {"batch": 16, **quick, **lighter, "flags": [CUDNN_PRODUCTS]},
+            one | {"batch": 16, **quick, **lighter, "products": "fp8"},
         ],
         "unrolled": [
             three | {"batch": 8, "policy": "none", "unroll": True},

@@ -11,7 +11,8 @@ from podway.model.families import find_model
 from podway.model.layout import MeshShape
 from podway.plan.plans import evaluate
 from podway.plan.search import PlanOptions, search_train
-from podway.plan.training import PROGRAMS, Training
+from podway.plan.task_needs import training_of
+from podway.plan.training import MAXTEXT_2023, PROGRAMS, Training
 from podway.rehearse.rehearsal import rehearse_training, training_settings
 from podway.train.settings import read_config
 
@@ -69,9 +70,21 @@ def test_a_unit_without_the_mode_gains_nothing() -> None:
     assert plain.time.matrix == asked.time.matrix
 
 
+def test_quantised_products_are_trained_as_planned() -> None:
+    asked = rehearse_training("llama3.1-70b", SLICE, MESH, step(compute="int8"), fast=True)
+    config = read_config(None, ["model.name=llama3.1-70b", *asked.settings])
+    assert config.precision.products == "int8"
+    assert training_of(dict(word.split("=", 1) for word in asked.settings), SLICE.devices, 1)[1].compute == "int8"
+    plain, quick = (evaluate(SHAPE, SLICE, MESH, step(compute=name)) for name in ("bfloat16", "int8"))
+    gathers = [
+        {t.direction: t.seconds for t in one.time.traffic if t.axis == "fsdp"}["gather"] for one in (plain, quick)
+    ]
+    assert gathers[1] < gathers[0]
+
+
 def test_what_podway_cannot_train_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="podway train has no fp8 products"):
-        rehearse_training("llama3.1-70b", SLICE, MESH, step(compute="fp8"), fast=True)
+    with pytest.raises(UserError, match="no program of maxtext-2023 with fp8 products"):
+        rehearse_training("llama3.1-70b", SLICE, MESH, step(compute="fp8", program=MAXTEXT_2023), fast=True)
     with pytest.raises(UserError, match="no program of maxtext-v6e"):
         rehearse_training("llama3.1-70b", SLICE, MESH, step(program=PROGRAMS["maxtext-v6e"]), fast=True)
     with pytest.raises(UserError, match="offload 'norms' is not known"):

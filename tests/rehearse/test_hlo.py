@@ -2,7 +2,7 @@
 
 import pytest
 
-from podway.rehearse.costs import hbm_bytes, product_flops
+from podway.rehearse.costs import hbm_bytes, product_dtype, product_flops
 from podway.rehearse.hlo import Computation, Instruction, Module, Shape, read_module, trips
 from podway.rehearse.program import each
 from podway.rehearse.reading import read_program
@@ -87,6 +87,15 @@ def test_products_written_as_convolutions() -> None:
         "window={size=1x8 pad=0_0x7_7 rhs_reversal=0x1}, dim_labels=0bf1_i1o0->0b1f",
     )  # fmt: skip
     assert product_flops(*heads) == 2 * (2 * 64) * 32 * (8 * 16)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "kind"), [("s8", "s8", "int8"), ("f8e4m3fn", "f8e5m2", "fp8"), ("bf16", "s8", "")]
+)
+def test_products_of_bytes(left: str, right: str, kind: str) -> None:
+    nothing = read_module("HloModule m\n\nENTRY %e (a: f32[]) -> f32[] {\n  ROOT %a = f32[] parameter(0)\n}\n")
+    one, here = convolution(f"{left}[64,32]", f"{right}[32,16]", "s32[64,16]", "dim_labels=bf_io->bf")
+    assert product_dtype(nothing, here, one) == kind
 
 
 def test_a_dot() -> None:

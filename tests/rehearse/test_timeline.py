@@ -19,9 +19,15 @@ def run(*ops: Op, complete: bool = False) -> float:
     return estimate(Program(ops=ops, complete=complete), V5E).point
 
 
-def product(seconds: float, **more: int) -> Op:
+def product(seconds: float, **more: int | str) -> Op:
     """A product that takes so long at the rate that large products reach."""
     return Op(name="dot", kind="matrix", flops=seconds * V5E.device.matrix_rate, **more)  # type: ignore[arg-type]
+
+
+def test_products_of_bytes_have_a_rate_of_their_own() -> None:
+    plain, quick = product(1.0), product(1.0, dtype="int8")
+    assert run(plain) / run(quick) == pytest.approx(V5E.device.peak_int8 / PEAK)
+    assert run(product(1.0, dtype="fp8")) == run(plain), "v5e has no mode for it"
 
 
 numbers = st.floats(min_value=0, max_value=1e15, allow_nan=False)

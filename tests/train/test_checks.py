@@ -36,6 +36,14 @@ def test_what_does_not_fit_the_mesh(words: list[str], mesh: str, said: str) -> N
     assert said in str(caught.value)
 
 
+def test_quantized_products_have_limits() -> None:
+    asked = read_config(None, ["precision.products=int8", "batch.sequences=4"])
+    with pytest.raises(UserError, match="is for dense models"):
+        check_fit(asked, find_model("tiny-mixtral"), MeshShape())
+    with pytest.raises(UserError, match="does not go with LoRA"):
+        check_settings(read_config(None, ["precision.products=fp8", "lora.rank=4"]))
+
+
 def test_a_mesh_that_does_not_fit_the_devices() -> None:
     with pytest.raises(UserError, match="there are 6"):
         resolve_mesh(read_config(None, ["mesh.shape=fsdp=4"]), 6)

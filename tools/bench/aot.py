@@ -47,9 +47,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     versions: str = ""
 
 
-def _train(model: str, slice: str, mesh: str, batch: int, length: int, *flags: str) -> Rehearsal:
+def _train(model: str, slice: str, mesh: str, batch: int, length: int, *more: str) -> Rehearsal:
+    """`more`: flags of libtpu (--…) and further settings."""
     settings = (f"mesh.shape={mesh}", f"batch.sequences={batch}", f"batch.length={length}", "remat.policy=full")
-    return Rehearsal(model=model, slice=slice, settings=settings, flags=flags)
+    words = tuple(word for word in more if not word.startswith("--"))
+    flags = tuple(word for word in more if word.startswith("--"))
+    return Rehearsal(model=model, slice=slice, settings=(*settings, *words), flags=flags)
 
 
 # Collectives that a SparseCore runs while the TensorCore computes. Not among the flags that `podway train` sets: it takes more
@@ -86,6 +89,12 @@ def training_rows() -> list[AotRow]:
     found.append(
         (f"Llama 3.1 70B, 64 x 4096, {gathers}", _train("llama3.1-70b", "v6e-64", "fsdp=64", 64, 4096, *GATHERS))
     )
+    blocks = ("model.attention_block=1024", "model.attention_fused=true")
+    for name, words in (
+        ("1024 blocks fused", blocks),
+        ("1024 blocks fused, int8", (*blocks, "precision.products=int8")),
+    ):
+        found.append((f"Llama 3.1 8B, 48 x 8192, {name}", _train("llama3.1-8b", "v6e-16", "fsdp=16", 48, 8192, *words)))
     scattered = "gradients on the SparseCore"
     found.append(
         (f"Llama 3.1 8B, 16 x 8192, {scattered}", _train("llama3.1-8b", "v5p-16", "fsdp=8", 16, 8192, *SCATTERS))

@@ -38,6 +38,8 @@ VARIANTS: tuple[Variant, ...] = (
     _SMALL | {"policy": "none", "unroll": True},
     _SMALL | {"policy": "none", "microbatches": 2},
     _SMALL | {"policy": "none", "moments": "float32"},
+    _SMALL | {"policy": "none", "products": "int8"},
+    _SMALL | {"policy": "none", "products": "fp8"},
 )
 
 
@@ -50,7 +52,11 @@ def config_of(v: Variant) -> c.TrainConfig:
         batch=c.BatchConfig(sequences=v["batch"], length=v["length"], microbatches=v.get("microbatches", 1)),
         schedule=c.ScheduleConfig(steps=100, kind="constant"),
         optimizer=c.OptimizerConfig(moments=v.get("moments", "bfloat16")),
-        precision=c.PrecisionConfig(compute=v.get("compute", "bfloat16"), weights=v.get("weights", "float32")),
+        precision=c.PrecisionConfig(
+            compute=v.get("compute", "bfloat16"),
+            products=v.get("products"),
+            weights=v.get("weights", "float32"),
+        ),
         loss=c.LossConfig(chunks=v.get("chunks", 0), logits=v.get("logits", "float32")),
         remat=c.RematConfig(policy="custom" if custom else policy, save=tuple(policy) if custom else ()),
         compile=c.CompileConfig(unroll=v.get("unroll", False)),
@@ -112,6 +118,7 @@ def name_of(v: Variant) -> str:
     policy = v.get("policy", "minimal")
     words = [v["model"], f"b{v['batch']}", "+".join(policy) if isinstance(policy, list) else f"remat {policy}"]
     words += [f"moments {v.get('moments', 'bfloat16')}"]
+    words += [f"{v['products']} products"] if v.get("products") else []
     words += ["unrolled"] if v.get("unroll") else []
     words += [f"{v['chunks']} chunks"] if v.get("chunks") else []
     words += [f"logits {v['logits']}"] if v.get("logits") else []

@@ -63,7 +63,7 @@ step_options = options(
         type=click.Choice(["bf16", "int8", "fp8"]),
         default="bf16",
         show_default=True,
-        help="What matrix products are computed in (planned; podway train computes in bf16).",
+        help="What the matrix products of layers are computed in.",
     ),
     click.option(
         "--optimizer",

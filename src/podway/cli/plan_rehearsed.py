@@ -40,7 +40,8 @@ class CheckedSearch(NamedTuple):
 
 def by_default(shape: ModelShape, search: Search, output: str) -> bool:
     """Whether plans are compiled without being asked for: for a person who watches, where Podway has the program and the compiler."""
-    program = search.plans[0].training.program.name == "podway" and search.plans[0].training.compute == "bfloat16"
+    training = search.plans[0].training
+    program = training.program.name == "podway" and (training.compute == "bfloat16" or shape.experts is None)
     watched = output == "table" and sys.stdout.isatty() and sys.stderr.isatty()
     return watched and program and shape.family not in PLANNED_ONLY and bool(find_spec("libtpu") and find_spec("jax"))
 

@@ -17,7 +17,7 @@ import msgspec
 from podway.model.layout import MeshShape
 from podway.plan.chips import VMEM_BYTES, Device
 from podway.plan.network import Group, MeshPlacement
-from podway.plan.training import BYTES, COMPUTE_BYTES, Training
+from podway.plan.training import COMPUTE_BYTES, Training
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ def fsdp_traffic(
     """Weights of layers of one kind gathered for the forward and for the backward pass, gradients summed; `times` in a step."""
     if mesh.fsdp == 1:
         return []
-    each = BYTES["int8"] if training.adapters and training.adapters.base == "int8" else COMPUTE_BYTES
+    each = training.gathered_bytes
     gathers = [placement.fsdp.gather_seconds(each * one.weights, device) for one in products]
     gather = sum(gathers)
     waits = 2 * gather

@@ -168,8 +168,8 @@ def notes_on(shape: ModelShape, plan: TrainPlan) -> list[str]:
             f"{plan.memory.total / GIB:.1f} GiB are planned where {plan.memory.limit / GIB:.1f} may be used: the estimate is within "
             f"{100 * SPREAD:.0f}% of the compiler's figure, so it may fit; podway rehearse train compiles it and says"
         )
-    if plan.training.compute != "bfloat16":
-        notes.append(f"podway train computes in bfloat16: {plan.training.compute} products are planned, not trained")
+    if plan.training.compute != "bfloat16" and shape.experts is not None:
+        notes.append(f"podway train has no {plan.training.compute} products of experts: this is planned, not trained")
     if shape.family in PLANNED_ONLY:
         notes.append(f"podway train has no {shape.family} decoder: this model is planned, not trained")
     if plan.dollars_per_hour is None:

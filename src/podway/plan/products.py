@@ -72,7 +72,7 @@ class Product(NamedTuple):
         grouped = routed and (program is None or program.expert_capacity is None)
         k, n = self.inner, self.columns
         compute = training.compute if training else "bfloat16"
-        kinds = (compute, compute, (program and program.weight_gradient) or compute)
+        kinds = (compute, compute, training.weight_gradient if training else compute)
         shapes = ((rows, k, n), (rows, n, k), (k, rows, n))
         total = 0.0
         for place, (count, kind, dims) in enumerate(zip(passes, kinds, shapes, strict=True)):

@@ -24,7 +24,7 @@ from podway.model.layout import MeshShape, parse_mesh
 from podway.plan.engine_costs import Precision
 from podway.plan.picking import Needs
 from podway.plan.plans import evaluate
-from podway.plan.training import PODWAY, Adapters, Program, Training, saved_names
+from podway.plan.training import PODWAY, Adapters, Compute, Program, Training, saved_names
 from podway.task.task import LocalDir, Task
 from podway.task.yamlfile import Mapping as YamlMapping
 from podway.task.yamlfile import Node, Scalar, Sequence, parse
@@ -199,6 +199,7 @@ def training_of(settings: Mapping[str, str], devices: int, slices: int = 1) -> t
         microbatches=_number(settings, "batch.microbatches", 1),
         remat=policy,
         offload=offload,
+        compute=_compute(settings),
         optimizer="adafactor" if settings.get("optimizer.kind") == "adafactor" else "adamw",
         params="bfloat16" if settings.get("precision.weights") == "bfloat16" else "float32",
         moments="bfloat16" if settings.get("optimizer.moments") == "bfloat16" else "float32",
@@ -206,6 +207,11 @@ def training_of(settings: Mapping[str, str], devices: int, slices: int = 1) -> t
         program=_program(settings),
     )
     return mesh, training
+
+
+def _compute(settings: Mapping[str, str]) -> Compute:
+    kinds: dict[str, Compute] = {"int8": "int8", "fp8": "fp8"}
+    return kinds.get(settings.get("precision.products", ""), "bfloat16")
 
 
 def _program(settings: Mapping[str, str]) -> Program:

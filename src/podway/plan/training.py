@@ -62,6 +62,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     expert_capacity: float | None = None
     # Rows, inner and columns of a tile of grouped products (dropless experts); None: the compiler chooses (`products.py`).
     expert_tile: tuple[int, int, int] | None = None
+    gathers_bytes: bool = False  # weights of quantised products are gathered as they are multiplied; else in bfloat16
     weight_gradient: Compute | None = None  # precision of weight gradients where products are quantised; None: the same
     # How gradients of split weights are summed: scattered along one ring of the torus after the other, or all-reduced
     # over all of them at once and then cut.
@@ -74,7 +75,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     convention: Convention = "causal"  # how the FLOPs of MFU are counted
 
 
-PODWAY = Program(name="podway")  # podway.train: sharding.py, step.py, loss.py
+PODWAY = Program(name="podway", gathers_bytes=True)  # podway.train: sharding.py, step.py, loss.py
 # MaxText of October 2023, which the 16B-128B table was measured with: a kernel without causal skipping; gradients
 # all-reduced whole, in float32 (1.34 GB for a matrix of 10240 x 32768), and then sliced; all logits at once. Facts:
 # MaxText @5ebcd67fe, and its program compiled with libtpu 0.0.51.
@@ -159,6 +160,20 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.seq * self.batch
+
+    @property
+    def weight_gradient(self) -> Compute:
+        """What gradients of weights are multiplied in."""
+        if self.compute == "fp8" and self.program.name == "podway":
+            return "bfloat16"  # podway.train.quantized
+        return self.program.weight_gradient or self.compute
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Of an element of a layer's weights as fsdp gathers it."""
+        if self.adapters is not None and self.adapters.base == "int8":
+            return BYTES["int8"]
+        return BYTES[self.compute] if self.program.gathers_bytes else COMPUTE_BYTES
 
     @property
     def saved(self) -> tuple[str, ...]:

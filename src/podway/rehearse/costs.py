@@ -14,12 +14,20 @@ from functools import lru_cache
 from math import prod
 
 from podway.rehearse.hlo import Computation, Instruction, Module, Shape
+from podway.rehearse.program import ProductDtype
 
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 FREE = {
     "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "partition-id", "replica-id", "after-all",
     "copy-done", "opt-barrier", "optimization-barrier", "add-dependency",
 }  # fmt: skip
+_BYTES: dict[str, ProductDtype] = {
+    "s8": "int8",
+    "u8": "int8",
+    "f8e4m3fn": "fp8",
+    "f8e5m2": "fp8",
+    "f8e4m3b11fnuz": "fp8",
+}
 _THROUGH = {"bitcast", "reshape", "get-tuple-element", "copy", "opt-barrier"}
 
 
@@ -31,6 +39,17 @@ def flops_of(module: Module, here: Computation, one: Instruction) -> float:
         inner = module.called(one) or module.called(one, "to_apply")
         return sum(flops_of(module, inner, part) for part in inner) if inner else 0.0
     return 0.0
+
+
+def product_dtype(module: Module, here: Computation, one: Instruction) -> ProductDtype:
+    """What the products in an instruction multiply, where that is less than bfloat16."""
+    if one.opcode in ("convolution", "dot"):
+        kinds = {_BYTES.get(here[name].shapes[0].dtype, "") for name in one.operands[:2]}
+        return kinds.pop() if len(kinds) == 1 else ""
+    inner = (module.called(one) or module.called(one, "to_apply")) if one.opcode in ("fusion", "call") else None
+    if inner is None:
+        return ""
+    return next((kind for part in inner if (kind := product_dtype(module, inner, part))), "")
 
 
 def product_flops(one: Instruction, here: Computation) -> float:

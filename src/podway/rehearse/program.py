@@ -11,6 +11,7 @@ import msgspec
 from podway.plan.network import Box
 
 Kind = Literal["matrix", "memory", "kernel", "collective", "prefetch", "wait", "loop", "branch"]
+ProductDtype = Literal["", "int8", "fp8"]  # of both operands; "": bfloat16 or wider
 Lane = tuple[int, int]  # physical axis (-1: the data-centre network, -2: HBM, -3: the host), direction (0 or 1)
 
 
@@ -69,6 +70,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     what: str = ""  # where in the model it comes from
     shape: str = ""
     flops: float = 0.0
+    dtype: ProductDtype = ""  # of what its products multiply
     bytes: float = 0.0  # through HBM
     host: Literal["", "in", "out"] = ""  # its bytes come from host memory, or go there
     cycles: int | None = None  # as the compiler expects; only in a program that was compiled to the end

@@ -8,7 +8,7 @@ joined by the name of their rendezvous: the send starts the exchange, the end of
 
 import re
 
-from podway.rehearse.costs import COLLECTIVES, FREE, flops_of, hbm_bytes
+from podway.rehearse.costs import COLLECTIVES, FREE, flops_of, hbm_bytes, product_dtype
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.hlo import Computation, Instruction, Module, read_module, trips
 from podway.rehearse.kernels import attention_of, grouped_of, is_kernel
@@ -100,7 +100,7 @@ def _op(module: Module, here: Computation, one: Instruction, fabric: Fabric) -> 
     flops = flops_of(module, here, one)
     return Op(
         name=one.name, kind="matrix" if flops else "memory", what=what, shape=shape, flops=flops, bytes=moved,
-        cycles=one.cycles, shuffled=_shuffled(here, one),
+        dtype=product_dtype(module, here, one) if flops else "", cycles=one.cycles, shuffled=_shuffled(here, one),
     )  # fmt: skip
 
 

@@ -77,6 +77,8 @@ def training_settings(mesh: MeshShape, training: Training) -> tuple[str, ...]:
         f"optimizer.moments={training.moments}",
         f"precision.weights={training.params}",
     ]
+    if training.compute != "bfloat16":
+        words.append(f"precision.products={training.compute}")
     program = training.program
     if (program.attention_block, program.attention_fused) != (PODWAY.attention_block, PODWAY.attention_fused):
         words.append(f"model.attention_block={program.attention_block}")
@@ -103,9 +105,10 @@ def training_settings(mesh: MeshShape, training: Training) -> tuple[str, ...]:
 
 def rehearse_training(model: str, slice: Slice, mesh: MeshShape, training: Training, *, fast: bool) -> Rehearsal:
     """The rehearsal of a plan; a UserError where no program of Podway's does it."""
-    if training.compute != "bfloat16":
+    if training.compute != "bfloat16" and training.program.name != "podway":
         raise UserError(
-            f"podway train has no {training.compute} products to compile", "leave --compute out, or plan only"
+            f"Podway has no program of {training.program.name} with {training.compute} products to compile",
+            "leave --compute or --program out, or plan only",
         )
     if training.program.name not in ("podway", "maxtext-2023"):
         raise UserError(

@@ -171,12 +171,13 @@ class _Run:
             if cycles is None or self.mode == "low":
                 return moved
             return cycles if self.mode == "high" or not moved else min(cycles, moved)
-        ideal = max(op.flops / device.peak_bf16, moved)
+        kind = op.dtype or "bfloat16"
+        ideal = max(op.flops / device.peak(kind), moved)
         if self.mode == "low":
             return ideal
         if self.mode == "high":
-            return max(op.flops / device.peak_bf16 / SLOW, moved) if cycles is None else cycles
-        reached = max(ideal, op.flops / device.matrix_rate)
+            return max(op.flops / device.peak(kind) / SLOW, moved) if cycles is None else cycles
+        reached = max(ideal, op.flops / device.product_rate(kind))
         return reached if cycles is None else max(reached, cycles / OVERSTATED)
 
     def _charge(self, op: Op, kind: str, seconds: float, times: int) -> None:

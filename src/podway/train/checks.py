@@ -25,6 +25,11 @@ def check_settings(config: TrainConfig) -> None:
         _check_weights(Path(config.model.weights).expanduser())
     if config.lora.adapter is not None and not config.lora.rank:
         raise UserError("lora.adapter is given, but lora.rank is 0", "set lora.rank to the rank of the adapter")
+    if config.precision.products is not None and config.lora.rank:
+        raise UserError(
+            f"precision.products={config.precision.products} does not go with LoRA",
+            "leave precision.products out: lora.base=int8 keeps the frozen weights in int8",
+        )
     if config.evaluation.every and not config.data.synthetic and not config.data.eval_fraction:
         raise UserError(
             "there is nothing to evaluate on: data.eval_fraction is 0",
@@ -58,6 +63,11 @@ def check_fit(config: TrainConfig, shape: ModelShape, mesh: MeshShape) -> list[s
         raise UserError(
             f"{count} experts cannot be split over expert={mesh.expert}",
             "choose an expert size that divides them" if count else "this model has no experts: leave expert out",
+        )
+    if config.precision.products is not None and shape.experts is not None:
+        raise UserError(
+            f"precision.products={config.precision.products} is for dense models, and this one has experts",
+            "leave precision.products out",
         )
     notes = list(kept_whole(shape, mesh, TRAIN_RULES))
     if config.batch.length > shape.max_position:

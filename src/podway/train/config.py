@@ -93,6 +93,7 @@ class PrecisionConfig(Part, frozen=True, kw_only=True):
     """In which types numbers are kept and multiplied."""
 
     compute: Float = "bfloat16"
+    products: Literal["int8", "fp8"] | None = None  # those of the layers, forward and backward; none: as compute
     weights: Float = "float32"  # the master copy
     gradients: Float = "float32"  # where they are added up over microbatches
 

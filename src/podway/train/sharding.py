@@ -11,10 +11,10 @@ that run along one ring; so gradients are scattered ring by ring (`rings_of`).
 What data and slices repeat is summed once a step, after all microbatches.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import prod
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -100,53 +100,97 @@ def _gather_fsdp(x: jax.Array, dim: int, rings: tuple[int, ...]) -> jax.Array:
 
     @jax.custom_vjp
     def gather(x: jax.Array) -> jax.Array:
-        gathered: jax.Array = lax.all_gather(x, "fsdp", axis=dim, tiled=True)
-        return gathered
+        return _gather_pieces(x, dim)
 
-    def scatter(_: None, g: jax.Array) -> tuple[jax.Array]:
-        # The compiler keeps a reduce-scatter of rows and unmakes one of columns, so the split dimension goes first.
-        rows = jnp.moveaxis(g, dim, 0)
-        inside = prod(rings)
-        for size in rings:
-            blocks, inside = inside, inside // size
-            starts = [start + i for start in range(0, prod(rings), blocks) for i in range(inside)]
-            groups = [[start + inside * k for k in range(size)] for start in starts] if len(rings) > 1 else None
-            rows = lax.psum_scatter(rows, "fsdp", scatter_dimension=0, axis_index_groups=groups, tiled=True)  # type: ignore[no-untyped-call]
-        return (jnp.moveaxis(rows, 0, dim),)
-
-    gather.defvjp(lambda x: (gather(x), None), scatter)
+    gather.defvjp(lambda x: (gather(x), None), lambda _, g: (_scatter_sums(g, dim, rings),))
     whole: jax.Array = gather(x)
     return whole
 
 
-def gatherer(compute: Compute, mesh: MeshShape, rings: tuple[int, ...]) -> Gather:
-    """The decoder's `gather`: cast to the compute dtype, then all-gather what fsdp split."""
+def _gather_pieces(x: jax.Array, dim: int) -> jax.Array:
+    gathered: jax.Array = lax.all_gather(x, "fsdp", axis=dim, tiled=True)
+    return gathered
+
+
+def _scatter_sums(g: jax.Array, dim: int, rings: tuple[int, ...]) -> jax.Array:
+    # The compiler keeps a reduce-scatter of rows and unmakes one of columns, so the split dimension goes first.
+    rows = jnp.moveaxis(g, dim, 0)
+    inside = prod(rings)
+    for size in rings:
+        blocks, inside = inside, inside // size
+        starts = [start + i for start in range(0, prod(rings), blocks) for i in range(inside)]
+        groups = [[start + inside * k for k in range(size)] for start in starts] if len(rings) > 1 else None
+        rows = lax.psum_scatter(rows, "fsdp", scatter_dimension=0, axis_index_groups=groups, tiled=True)  # type: ignore[no-untyped-call]
+    return jnp.moveaxis(rows, 0, dim)
+
+
+class Exchange(NamedTuple):
+    """How a weight that fsdp splits becomes whole, and a device's gradient of the whole the sum of its piece."""
+
+    gather: Callable[[jax.Array], jax.Array]
+    scatter: Callable[[jax.Array], jax.Array]
+    own_outputs: Callable[[jax.Array], jax.Array]  # of numbers for each output of the whole, those of a device's piece
+
+
+def exchange_of(param: Param, mesh: MeshShape, rings: tuple[int, ...], rules: Rules) -> Exchange:
+    """The exchange of one layer of a stacked parameter, for a product that gathers by itself (`quantized.py`)."""
+    axes = param.axes[1:]
+    split = spec_on(param.axes, param.dims, mesh, rules)[1:]
+    dims = [dim for dim, part in enumerate(split) if mesh.fsdp > 1 and "fsdp" in mesh_axes(part)]
+
+    def through(one: Callable[..., jax.Array], **how: object) -> Callable[[jax.Array], jax.Array]:
+        def run(x: jax.Array) -> jax.Array:
+            for dim in dims:
+                x = _own(partial(one, dim=dim, **how), x, axes, rules)
+            return x
+
+        return run
+
+    def own_outputs(x: jax.Array) -> jax.Array:
+        for dim in (dim - param.inputs for dim in dims if dim >= param.inputs):
+            size = x.shape[dim] // mesh.fsdp
+            x = lax.dynamic_slice_in_dim(x, lax.axis_index("fsdp") * size, size, dim)
+        return x
+
+    return Exchange(through(_gather_pieces), through(_scatter_sums, rings=rings), own_outputs)
+
+
+def gatherer(
+    compute: Compute, mesh: MeshShape, rings: tuple[int, ...], elsewhere: Collection[str] = frozenset()
+) -> Gather:
+    """The decoder's `gather`: cast to the compute dtype, then all-gather what fsdp split.
+
+    Matrices of `elsewhere` stay as they are: the products with them gather them.
+    """
 
     def gather(param: Param, array: jax.Array) -> jax.Array:
         if param.axes[-1] == "norm" and not param.name.endswith("_bias"):
             return array  # norms work in float32
+        if param.name.removeprefix("layers/") in elsewhere:
+            return array
         whole = spec_on(param.axes, param.dims, mesh, compute.rules)
         if array.dtype != jnp.int8:  # int8 weights travel as they are, and are widened when they are used
             array = array.astype(compute.dtype)
         for dim, part in enumerate(whole[len(whole) - array.ndim :]):  # inside the scan the layer axis is gone
             if mesh.fsdp > 1 and "fsdp" in mesh_axes(part):
-                array = _gather_own(array, dim, rings, param.axes[len(param.axes) - array.ndim :], compute.rules)
+                gather_piece = partial(_gather_fsdp, dim=dim, rings=rings)
+                array = _own(gather_piece, array, param.axes[len(param.axes) - array.ndim :], compute.rules)
         return array.astype(compute.dtype)
 
     return gather
 
 
-def _gather_own(x: jax.Array, dim: int, rings: tuple[int, ...], axes: Axes, rules: Rules) -> jax.Array:
-    """`_gather_fsdp` of what this device holds of the other axes.
+def _own(f: Callable[[jax.Array], jax.Array], x: jax.Array, axes: Axes, rules: Rules) -> jax.Array:
+    """`f` of what this device holds of the axes beside fsdp.
 
     By hand over those too: the compiler would gather a weight whole that tensor or expert splits, and reduce its gradient
     whole (seen in the programs of libtpu 0.0.51 for fsdp=16,tensor=16: 16 times the bytes of both).
     """
     others = context_mesh()
     if others.chips == 1:
-        return _gather_fsdp(x, dim, rings)
+        return f(x)
     where = context_spec(axes, x.shape, replace(rules, embed=()))
-    own: jax.Array = per_chip(partial(_gather_fsdp, dim=dim, rings=rings), in_specs=(where,), out_specs=where)(x)
+    own: jax.Array = per_chip(f, in_specs=(where,), out_specs=where)(x)
     return own
 
 

@@ -1,6 +1,7 @@
 """One training step: a pure function from (state, batch) to (state, metrics), compiled once and donated.
 
-1. Weights are cast to the compute dtype once, each device its own piece.
+1. Weights are cast to the compute dtype once, each device its own piece. (`precision.products`: the scales of quantized
+   weights are made here too.)
 2. `shard_map` over the batch axes (`sharding.py`); inside, a scan over microbatches adds up gradients. The loss of a
    token is divided by the number of tokens of the whole step, so that microbatches and devices change nothing.
 3. The gradient's norm is clipped, the learning rate taken from the schedule, the optimizer applied.
@@ -11,6 +12,7 @@ With LoRA, `trained` holds the adapters and `frozen` the base; else `frozen` is 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from jax.extend.core import Primitive
 from msgspec.structs import replace
 
 from podway.model import decoder
+from podway.model.adapter_files import matrices
 from podway.model.attention import Blocks
 from podway.model.decoder import Compute, Tree
 from podway.model.layout import TRAIN_RULES, MeshShape, Rules
@@ -29,7 +32,7 @@ from podway.model.moe import balance_loss
 from podway.model.params import params
 from podway.model.remat import Policy, remat_policy
 from podway.model.shape import Experts, ModelShape
-from podway.train import lora, sharding
+from podway.train import lora, quantized, sharding
 from podway.train.config import TrainConfig
 from podway.train.devices import device_memory
 from podway.train.loss import Head, choose_chunks, cross_entropy
@@ -92,7 +95,18 @@ class Program:
             widen=lora.widen,
             longest=self.config.batch.length,
         )
-        return Compute(**{**plain.__dict__, "gather": sharding.gatherer(plain, self.sizes, self.rings)})
+        kind = self.config.precision.products
+        if kind is None:
+            return replaced(plain, gather=sharding.gatherer(plain, self.sizes, self.rings))
+        table = matrices(self.shape)
+        exchanges = {
+            name: sharding.exchange_of(param, self.sizes, self.rings, self.rules) for name, param in table.items()
+        }
+        return replaced(
+            plain,
+            project=quantized.projection(kind, exchanges, plain.project),
+            gather=sharding.gatherer(plain, self.sizes, self.rings, table),
+        )
 
     @property
     def optimizer(self) -> Optimizer:
@@ -120,8 +134,9 @@ def make_eval(program: Program) -> Callable[[State, Batch], tuple[jax.Array, jax
 
     def run(state: State, batch: Batch) -> tuple[jax.Array, jax.Array]:
         total = batch["loss_mask"].astype(jnp.float32).sum()
-        on_device = _per_device(program, state, batch, partial(_evaluate, program))
-        (entropy,) = on_device(_cast(program, state.trained), _cast(program, state.frozen), batch, jnp.ones(()))
+        trained, frozen = _cast(program, state.trained), _unchanged(program, state)
+        on_device = _per_device(program, trained, frozen, batch, partial(_evaluate, program))
+        (entropy,) = on_device(trained, frozen, batch, jnp.ones(()))
         return entropy, total
 
     return jax.jit(run)
@@ -136,8 +151,9 @@ def train_step(program: Program, state: State, batch: Batch, stop_flags: jax.Arr
     config = program.config
     tokens = batch["loss_mask"].astype(jnp.float32).sum()
     each = 1 / jnp.maximum(tokens, 1)
-    on_device = _per_device(program, state, batch, partial(_gradients, program))
-    entropy, gradients = on_device(_cast(program, state.trained), _cast(program, state.frozen), batch, each)
+    trained, frozen = _cast(program, state.trained), _unchanged(program, state)
+    on_device = _per_device(program, trained, frozen, batch, partial(_gradients, program))
+    entropy, gradients = on_device(trained, frozen, batch, each)
 
     norm = global_norm(gradients)
     loss = entropy * each
@@ -185,7 +201,15 @@ def _cast(program: Program, tree: Tree) -> Tree:
     return sharding.unflat({name: one(name, leaf) for name, leaf in sharding.flat(tree).items()}, tree)
 
 
-def _per_device(program: Program, state: State, batch: Batch, f: Callable[..., Any]) -> Callable[..., Any]:
+def _unchanged(program: Program, state: State) -> Tree:
+    """What a step computes with and does not train: the base of LoRA, or the scales of quantized products."""
+    kind = program.config.precision.products
+    return _cast(program, state.frozen) if kind is None else quantized.weight_scales(state.trained, program.shape, kind)
+
+
+def _per_device(
+    program: Program, trained: Tree, frozen: Tree, batch: Batch, f: Callable[..., Any]
+) -> Callable[..., Any]:
     """`f(trained, frozen, batch, each)` on every device of the batch axes; gradients come back where weights lie."""
 
     def specs(tree: Tree) -> Tree:
@@ -198,8 +222,8 @@ def _per_device(program: Program, state: State, batch: Batch, f: Callable[..., A
         return sharding.unflat(leaves, tree)
 
     rows = {name: spec(sharding.MANUAL, None) for name in batch}
-    out: Any = (spec(), specs(state.trained)) if f.func is _gradients else (spec(),)  # type: ignore[attr-defined]
-    return sharding.on_each(f, program.sizes, (specs(state.trained), specs(state.frozen), rows, spec()), out)
+    out: Any = (spec(), specs(trained)) if f.func is _gradients else (spec(),)  # type: ignore[attr-defined]
+    return sharding.on_each(f, program.sizes, (specs(trained), specs(frozen), rows, spec()), out)
 
 
 def _gradients(program: Program, trained: Tree, frozen: Tree, batch: Batch, each: jax.Array) -> tuple[jax.Array, Tree]:
