@@ -124,7 +124,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         volumes = [one for one in self._host_volumes() if not self.simulated or one[1].name is not None]
         if not volumes or self.container is not None:
             return ""
-        links = [f"podway_link {_shell_path(source)} {_shell_path(volume.path)}" for source, volume in volumes]
+        links = []
+        for source, volume in volumes:
+            words = [source, volume.path]
+            if volume.name is not None:  # the directory that all volumes are in: another's link may be replaced
+                words.append(source.partition(f"/{volume.name}")[0])
+            links.append(" ".join(["podway_link", *map(_shell_path, words)]))
         return "\n".join([_LINK, *links, ""])
 
     @property
@@ -302,6 +307,9 @@ _LINK = """podway_link() {
     exit 1
   fi
   if [ "$(readlink -f "$2")" = "$(readlink -f "$1")" ]; then return 0; fi
+  if [ -n "${3:-}" ] && [ -L "$2" ]; then
+    case "$(readlink "$2")" in "$3"/*) rm -f "$2" 2>/dev/null || sudo -n rm -f "$2" 2>/dev/null || true ;; esac
+  fi
   if [ -e "$2" ] || [ -L "$2" ]; then
     echo "podway: volumes: $2 is on this host already and is not $1: choose another path"
     exit 1

@@ -165,3 +165,24 @@ def test_what_cannot_be_launched_says_why_in_one_line(pod: Podway, lab: NetnsHos
     assert "there is no pool 'lap' of ssh hosts" in shown and "lab" in shown
     pool.write_text(good)
     assert pod.client.clusters() == []
+
+
+@pytest.mark.soak
+def test_a_volume_outlives_its_cluster(pod: Podway, lab: NetnsHosts) -> None:
+    """A directory on each machine; another volume may be seen at the same path afterwards."""
+    pod.start()
+    for name in ("one", "two"):
+        podway(pod, "volume", "create", name, "--infra", "ssh/lab")
+    say = "cat /srv/data/said 2>/dev/null; echo $(hostname)-$PODWAY_JOB_ID >> /srv/data/said; readlink /srv/data"
+    try:
+        for number, (name, told) in enumerate((("one", False), ("one", True), ("two", False))):
+            volumes = (Volume(path="/srv/data", name=name),)
+            launched = pod.client.launch(task(say, volumes=volumes), cluster=f"c{number}")
+            assert pod.finished(f"c{number}", launched.job or 1) == "SUCCEEDED"
+            shown = podway(pod, "logs", f"c{number}", "--no-follow")
+            assert f"/root/podway-volumes/{name}" in shown and ("h0-" in shown) == told
+            podway(pod, "down", "-y", f"c{number}")
+        podway(pod, "volume", "delete", "-y", "one", "two")
+    finally:
+        for index in range(4):
+            lab.run(index, "rm -f /srv/data; rmdir /root/podway-volumes /srv 2>/dev/null; true")
