@@ -93,14 +93,14 @@ def _engine(shape: ModelShape, tree: Any, tiny: bool, programs: list[tuple[int, 
 
 
 def int8_part(add: Add, shape: ModelShape, tiny: bool) -> None:
-    """Batch 1 and 32 with 1k of context: what int8 weights, an int8 cache and an fp8 cache do to a token."""
+    """Batch 1, 16 and 32 with 1k of context: what int8 weights, an int8 cache and an fp8 cache do to a token."""
     kinds = {
         "bfloat16": {},
         "int8 weights": {"quantize": "int8"},
         "fp8 cache": {"kv": "fp8"},
         "int8 cache": {"kv": "int8"},
     }
-    context, rounds, batches = (1024, 20, (1, 32)) if not tiny else (32, 2, (1, 4))
+    context, rounds, batches = (1024, 20, (1, 16, 32)) if not tiny else (32, 2, (1, 4))
     before: dict[int, float] = {}
     for name, changes in kinds.items():
         engine = _engine(shape, random_tree(shape), tiny, [(batch, 0) for batch in batches], **changes)

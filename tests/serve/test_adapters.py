@@ -21,6 +21,7 @@ from podway.model.mesh import make_mesh
 from podway.model.shape import ModelShape
 from podway.serve.adapter_registry import AdapterRegistry
 from podway.serve.adapters import AdapterSizes, adapter_bytes, with_room
+from podway.serve.adapters_nvidia import add_adapters, suits
 from podway.serve.options import adapter_modules, adapter_room, parser
 from tests.serve.live import BYTES, Live, live
 from tests.serve.tiny import LLAMA, MIXTRAL, Runner, all_logits, engine_for, weights
@@ -59,6 +60,24 @@ def expected(shape: ModelShape, prompt: list[int], count: int, adapter: Adapter 
     while len(tokens) < len(prompt) + count:
         tokens.append(int(all_logits(shape, tokens, tree)[-1].argmax()))
     return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_the_gpu_kernel_adds_what_each_row_s_adapter_makes(rows: int) -> None:
+    chance, widths, columns, rank = np.random.default_rng(rows), (256, 128, 128), 16, 4
+    made = chance.normal(size=(rows, sum(widths) + len(widths) * columns)).astype(np.float32)
+    b = chance.normal(size=(columns, sum(widths))).astype(np.float32)
+    adapter = np.asarray([2, 0, 4, 1, 2][:rows], np.int32)  # 0: the model itself
+    expected = made[:, : sum(widths)].copy()
+    for row, number in enumerate(adapter):
+        for part, (begin, end) in enumerate(((0, 256), (256, 384), (384, 512))):
+            own = slice((number - 1) * rank, number * rank)
+            if number:
+                inner = made[row, sum(widths) + part * columns :][:columns][own]
+                expected[row, begin:end] += inner @ b[own, begin:end]
+    assert suits(rows, widths, columns, rank) and not suits(rows, (96,), columns, rank)
+    got = add_adapters(jnp.asarray(made), jnp.asarray(b), jnp.asarray(adapter), widths, rank, interpret=True)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from podway.model.shape import Attention, ModelShape
 from podway.serve.batcher import Limits, Request
 from podway.serve.build import build
 from podway.serve.engine import Engine
-from podway.serve.quantized import quantize, quantized_compute
+from podway.serve.quantized import quantize, quantize_head, quantized_compute
 from podway.serve.sampling_params import SamplingParams
 from podway.serve.slot_inputs import empty_slot_inputs, is_plain, pack, slot_inputs, unpack
-from podway.serve.weight_layout import fuse, unstack
+from podway.serve.weight_layout import fuse, turn, unstack
 from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, OPTIONS, Runner, greedy, run, weights
 
 BIASED = msgspec.structs.replace(LLAMA, attention=Attention(qkv_bias=True))
@@ -118,3 +118,14 @@ def test_matrices_side_by_side_multiply_the_same(shape: ModelShape, int8: bool) 
     fused = fuse(unstack(jax.tree.map(jnp.copy, tree), shape.layers))
     assert "qkv" in fused["layers"][0] and "q" not in fused["layers"][0]
     np.testing.assert_allclose(forward(fused), expected, atol=1e-4)
+    if int8:
+        turned = quantized_compute(Compute(dtype=jnp.float32, rules=SERVE_RULES, kernel="reference"), turned=True)
+        single = {**fused, "layers": [dict(layer) for layer in fused["layers"]]}
+        for place in (tokens, tokens[:, :1]):
+            wanted = decoder.forward(tree, place, shape, compute).hidden_BSD
+            other = quantize_head(turn(jax.tree.map(jnp.copy, single), shape))
+            got = decoder.forward(other, place, shape, turned).hidden_BSD
+            np.testing.assert_allclose(got, wanted, atol=1e-4)
+            exact = decoder.logits(tree, got, shape, compute)
+            np.testing.assert_allclose(decoder.logits(other, got, shape, turned), exact, atol=0.02 * float(exact.std()))
+            assert other["head"].dtype == jnp.int8

@@ -58,6 +58,7 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array, Layer, Carry], tuple[jax.Arr
 Gather = Callable[[Param, jax.Array], jax.Array]
 Project = Callable[[str, jax.Array, Weights, int], jax.Array]
 Widen = Callable[[str, Weights], jax.Array]
+Head = Callable[[jax.Array, Tree], jax.Array]
 
 
 def contract(name: str, x: jax.Array, weights: Weights, inputs: int) -> jax.Array:
@@ -83,6 +84,7 @@ class Compute:
     gather: Gather | None = None
     project: Project = contract
     widen: Widen = plain_weights  # a stack of experts as it is multiplied
+    head: Head | None = None  # logits of an untied head, in float32; None: by the head as it is stored
     longest: int | None = None  # positions are below this; None: below the model's `max_position`
 
 
@@ -170,6 +172,8 @@ def logits(tree: Tree, hidden: jax.Array, shape: ModelShape, compute: Compute) -
     gather, e = _gatherer(shape, compute), shape.embedding
     if e.tied:
         out = jnp.einsum("...d,vd->...v", hidden, gather("embed", tree["embed"]), preferred_element_type=jnp.float32)
+    elif compute.head is not None:
+        out = compute.head(hidden, tree)
     else:
         head = gather("head", tree["head"])
         out = jnp.einsum("...d,dv->...v", hidden, head, preferred_element_type=jnp.float32)

@@ -9,11 +9,16 @@ by side, zero where none is loaded. A token of adapter n adds
 
 So a step is two narrow products more for each matrix, whatever adapters its rows have; columns of others are multiplied by zero.
 The cost grows with N * r, which is why both are bounded by flags. Adapter numbers count from 1; 0 is the model itself.
+
+A device that is bound by the number of its kernels gets `join`: `a` of the matrices that stand side by side are columns of the product
+that is made anyway, `qkv` (inputs, outputs + 3 * N * r), and what they make is added in one kernel where rows are few
+(`adapters_nvidia.py`).
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
@@ -29,6 +34,8 @@ from podway.model.decoder import Compute, Tree, Weights
 from podway.model.layout import SERVE_RULES
 from podway.model.mesh import named_sharding
 from podway.model.shape import ModelShape
+from podway.serve.adapters_nvidia import add_adapters, suits
+from podway.serve.cache_layout import Plan
 from podway.serve.weight_layout import GROUPS
 
 A, B = "_lora_a", "_lora_b"
@@ -76,12 +83,50 @@ def with_room(
     return {**tree, "layers": {**tree["layers"], **empty}}
 
 
-def adapted(compute: Compute, adapter_T: jax.Array, sizes: AdapterSizes) -> Compute:
+def join(tree: Tree, shape: ModelShape) -> Tree:
+    """The tree of `fuse` with `a` in the matrices and `b` side by side; each old array is let go when its new one is made."""
+    return {**tree, "layers": [_join_layer(dict(layer), shape) for layer in tree["layers"]]}
+
+
+def _join_layer(layer: Weights, shape: ModelShape) -> Weights:
+    for name in list(layer):
+        parts = GROUPS.get(name, (name,))
+        if all(part + A in layer for part in parts):
+            flat = [layer.pop(name).reshape(-1, sum(_widths(shape, name)))]
+            flat += [layer.pop(part + A).reshape(flat[0].shape[0], -1) for part in parts]
+            layer[name] = jnp.concatenate(flat, axis=1).block_until_ready()
+            layer[name + B] = jnp.concatenate([layer.pop(part + B) for part in parts], axis=1).block_until_ready()
+    return layer
+
+
+def _widths(shape: ModelShape, name: str) -> tuple[int, ...]:
+    """Outputs of the matrices that are side by side under this name."""
+    table = matrices(shape)
+    return tuple(prod(table[part].dims[1 + table[part].inputs :]) for part in GROUPS.get(name, (name,)))
+
+
+def adapted(compute: Compute, shape: ModelShape, adapter_T: jax.Array, sizes: AdapterSizes, plan: Plan) -> Compute:
     """The same, for tokens of these adapters."""
     owner = jnp.arange(sizes.columns, dtype=jnp.int32) // sizes.rank + 1
     mask_TC = owner[None, :] == adapter_T[:, None]
 
+    def joined(name: str, x: jax.Array, weights: Weights) -> jax.Array:
+        """(T, outputs...)"""
+        matrix, b = weights[name], weights[name + B]
+        widths, b_CN = _widths(shape, name), b.reshape(b.shape[0], -1)
+        made = x.reshape(-1, matrix.shape[0]) @ matrix
+        if plan.backend == "nvidia" and suits(made.shape[0], widths, sizes.columns, sizes.rank):
+            return add_adapters(made, b_CN, adapter_T, widths, sizes.rank, plan.interpret).reshape(-1, *b.shape[1:])
+        ends = list(accumulate(widths))
+        outers = jnp.split(b_CN, ends[:-1], axis=1)
+        inners = jnp.split(made[:, ends[-1] :], len(widths), axis=1)
+        added = [jnp.where(mask_TC, inner, 0) @ outer for inner, outer in zip(inners, outers, strict=True)]
+        return (made[:, : ends[-1]] + jnp.concatenate(added, axis=1)).reshape(-1, *b.shape[1:])
+
     def project(name: str, x: jax.Array, weights: Weights, inputs: int) -> jax.Array:
+        if name + B in weights and name + A not in weights:
+            made = joined(name, x, weights)
+            return made.reshape(*x.shape[: x.ndim - inputs], *made.shape[1:])
         out = compute.project(name, x, weights, inputs)
         parts = GROUPS.get(name, (name,))
         if parts[0] + A not in weights:
@@ -101,15 +146,35 @@ def loaded(tree: Tree, shape: ModelShape, sizes: AdapterSizes, number: int, adap
     columns = _columns(shape, sizes, adapter)
     layers = tree["layers"]
     if isinstance(layers, dict):
-        new = {name: _put(layers[name], part, begin, 1 if name.endswith(B) else -1) for name, part in columns.items()}
+        new = {
+            name: _put(layers[name], part, (0, begin) if name.endswith(B) else (*[0] * (part.ndim - 1), begin))
+            for name, part in columns.items()
+        }
         return {**tree, "layers": {**layers, **new}}
     single = []
     for at, layer in enumerate(layers):
-        new = {
-            name: _put(layer[name], part[at], begin, 0 if name.endswith(B) else -1) for name, part in columns.items()
-        }
-        single.append({**layer, **new})
+        changed = dict(layer)
+        for name, part in columns.items():
+            place, before = _place_in_layer(shape, sizes, layer, name)
+            one = part[at] if name.endswith(B) or place == name else part[at].reshape(-1, sizes.rank)
+            starts = (begin, before) if name.endswith(B) else (*[0] * (one.ndim - 1), before + begin)
+            changed[place] = _put(changed[place], one, starts)
+        single.append(changed)
     return {**tree, "layers": single}
+
+
+def _place_in_layer(shape: ModelShape, sizes: AdapterSizes, layer: Weights, name: str) -> tuple[str, int]:
+    """In which array of a layer the part `name` of the adapters is, and after how many columns (of `b`: outputs) it begins."""
+    part = name.removesuffix(A).removesuffix(B)
+    if part + A in layer:
+        return name, 0
+    whole = next((whole for whole, parts in GROUPS.items() if part in parts and whole in layer), part)
+    parts = GROUPS.get(whole, (part,))
+    number = parts.index(part)
+    if name.endswith(A):
+        return whole, sum(_widths(shape, whole)) + number * sizes.columns
+    table = matrices(shape)
+    return whole + B, sum(table[before].dims[1 + table[before].inputs] for before in parts[:number])
 
 
 def _columns(shape: ModelShape, sizes: AdapterSizes, adapter: Adapter | None) -> Mapping[str, NDArray[np.float32]]:
@@ -128,11 +193,11 @@ def _columns(shape: ModelShape, sizes: AdapterSizes, adapter: Adapter | None) ->
     return found
 
 
-def _put(old: jax.Array, new: NDArray[np.float32], begin: int, axis: int) -> jax.Array:
-    made: jax.Array = _update(old, new.astype(old.dtype), begin, axis % old.ndim)
+def _put(old: jax.Array, new: NDArray[np.float32], starts: tuple[int, ...]) -> jax.Array:
+    made: jax.Array = _update(old, new.astype(old.dtype), (*starts, *[0] * (old.ndim - len(starts))))
     return made
 
 
-@partial(jax.jit, static_argnums=3, donate_argnums=0)
-def _update(old: jax.Array, new: jax.Array, begin: int, axis: int) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(old, new, begin, axis)
+@partial(jax.jit, donate_argnums=0)
+def _update(old: jax.Array, new: jax.Array, starts: tuple[int, ...]) -> jax.Array:
+    return jax.lax.dynamic_update_slice(old, new, starts)

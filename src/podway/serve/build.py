@@ -26,12 +26,12 @@ from podway.model.mesh import named_sharding
 from podway.model.params import params
 from podway.model.shape import ModelShape
 from podway.serve import cache_layout
-from podway.serve.adapters import AdapterSizes, adapter_bytes, with_room
+from podway.serve.adapters import AdapterSizes, adapter_bytes, join, with_room
 from podway.serve.batcher import Limits
 from podway.serve.cache_layout import Backend, KvDtype, Plan
 from podway.serve.engine import Engine
-from podway.serve.quantized import quantizable, quantize, quantized_compute
-from podway.serve.weight_layout import fuse, unstack
+from podway.serve.quantized import quantizable, quantize, quantize_head, quantized_compute
+from podway.serve.weight_layout import fuse, turn, unstack
 
 GIB = 1 << 30
 
@@ -121,6 +121,8 @@ def budget(shape: ModelShape, options: Options, mesh: MeshShape, device_bytes: i
     weights = bytes_per_chip(shape, mesh, SERVE_RULES, dtype.itemsize)
     if options.quantize == "int8":
         shrunk = sum(prod(shard_shape(p, mesh, SERVE_RULES)) for p in quantizable(shape))
+        if not shape.embedding.tied and _alone(options, backend, mesh.tensor):
+            shrunk += shape.d_model * shape.vocab  # `quantize_head`
         weights -= shrunk * (dtype.itemsize - 1)
     if options.adapters is not None:
         weights += adapter_bytes(shape, options.adapters, dtype.itemsize)
@@ -179,27 +181,40 @@ def build(
     sizes = MeshShape(tensor=mesh.shape["tensor"]) if mesh is not None else MeshShape()
     tree, shape = spread_weights(tree, shape, mesh), spread(shape, sizes.tensor)
     limits = limits_for(shape, options, backend, page_count)
-    compute = compute_for(options, limits.max_len)
+    alone = _alone(options, backend, sizes.tensor) and mesh is None
+    compute = compute_for(options, limits.max_len, alone)
     if options.quantize == "int8":
         tree = quantize(tree, shape)
     if options.adapters is not None:
         tree = with_room(tree, shape, options.adapters, compute_dtype(options), mesh)
-    unroll = options.unroll if options.unroll is not None else backend == "nvidia"
-    if unroll:
+    if _unroll(options, backend):
         tree = unstack(tree, shape.layers)
-    if unroll and mesh is None:  # over a mesh each matrix is split by itself
-        tree = fuse(tree)
+    if alone:
+        tree = turn(fuse(tree), shape)
+        if options.quantize == "int8":
+            tree = quantize_head(tree)
+        elif options.adapters is not None:
+            tree = join(tree, shape)
     plan = plan_for(shape, options, sizes, limits)
     return Engine(shape, tree, limits, compute=compute, plan=plan, mesh=mesh, adapters=options.adapters)
 
 
-def compute_for(options: Options, max_len: int) -> Compute:
-    """How the decoder computes for a server of requests that long."""
+def _unroll(options: Options, backend: Backend) -> bool:
+    return options.unroll if options.unroll is not None else backend == "nvidia"
+
+
+def _alone(options: Options, backend: Backend, tensor: int) -> bool:
+    """Whether matrices are laid out for one device; over a mesh each is split by itself."""
+    return _unroll(options, backend) and tensor == 1
+
+
+def compute_for(options: Options, max_len: int, turned: bool = False) -> Compute:
+    """How the decoder computes for a server of requests that long; `turned`: over the tree of `turn`."""
     kernel: Kernel = "reference"  # of whole sequences: never called here
     compute = Compute(dtype=compute_dtype(options), rules=SERVE_RULES, kernel=kernel, longest=max_len)
     if options.quantize not in ("none", "int8"):
         raise UserError(f"unknown quantization {options.quantize!r}", "use none or int8")
-    return quantized_compute(compute) if options.quantize == "int8" else compute
+    return quantized_compute(compute, turned) if options.quantize == "int8" else compute
 
 
 def spread(shape: ModelShape, tensor: int) -> ModelShape:

@@ -257,7 +257,7 @@ def forward(setup: Setup, tree: Tree, state: State, tokens: StepTokens, table_ZP
     """These tokens through all layers: (T, D) and the cache with their keys and values."""
     shape, plan, compute = setup.shape, setup.plan, setup.compute
     if setup.adapters is not None:
-        compute = adapted(compute, state.sampling.adapter[tokens.slot_T], setup.adapters)
+        compute = adapted(compute, shape, state.sampling.adapter[tokens.slot_T], setup.adapters, plan)
     page_T = table_ZP[tokens.slot_T, tokens.at_T // plan.page]
     cells_T = jnp.where(tokens.real_T, page_T * plan.page + tokens.at_T % plan.page, -1)
     pattern = pattern_of(shape, shape.attention.window)
