@@ -63,6 +63,13 @@ class Product(NamedTuple):
         self, tokens: float, device: Device, *, passes: tuple[float, float, float], training: Training | None = None
     ) -> float:
         """Time of (forward, input gradient, weight gradient) passes."""
+        each = self.pass_seconds(tokens, device, training)
+        return passes[0] * each[0] + passes[1] * each[1] + passes[2] * each[2]
+
+    def pass_seconds(
+        self, tokens: float, device: Device, training: Training | None = None
+    ) -> tuple[float, float, float]:
+        """Time of the forward pass, of the input's gradient and of the weights'."""
         rows = tokens * self.rows
         program = training.program if training else None
         # Also where a device has one expert alone: the rows of its neighbours' experts are there, and skipped.
@@ -74,10 +81,9 @@ class Product(NamedTuple):
         compute = training.compute if training else "bfloat16"
         kinds = (compute, compute, training.weight_gradient if training else compute)
         shapes = ((rows, k, n), (rows, n, k), (k, rows, n))
-        total = 0.0
-        for place, (count, kind, dims) in enumerate(zip(passes, kinds, shapes, strict=True)):
-            if not count:
-                continue
+        moved = COMPUTE_BYTES * (rows * k + k * n + rows * n) / device.hbm_bandwidth
+        found = []
+        for place, (kind, dims) in enumerate(zip(kinds, shapes, strict=True)):
             if grouped:
                 tile = program.expert_tile if program else None
                 sides = (n, k) if place == 1 else (k, n)
@@ -85,9 +91,8 @@ class Product(NamedTuple):
             else:
                 padded = rows * k * n / device.tile_efficiency(*dims)
             work = 2.0 * padded / device.product_rate(kind)
-            moved = COMPUTE_BYTES * (rows * k + k * n + rows * n) / device.hbm_bandwidth
-            total += count * (max(work, moved) + _quantising(dims, kind, device))
-        return total * self.copies
+            found.append(self.copies * (max(work, moved) + _quantising(dims, kind, device)))
+        return found[0], found[1], found[2]
 
 
 @cache

@@ -139,11 +139,10 @@ def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Devic
     forward = backward = 0.0
     each = []
     for product in products:
-        once = product.seconds(tokens, device, passes=(1, 0, 0), training=training)
-        gradient = trained * product.seconds(tokens, device, passes=(0, 0, 1), training=training)
+        once, back, gradient = product.pass_seconds(tokens, device, training)
+        gradient *= trained
         forward += once
-        backward += once * (product.name in again) + gradient
-        backward += product.seconds(tokens, device, passes=(0, 1, 0), training=training)
+        backward += once * (product.name in again) + back + gradient
         each.append(ProductTime(float(product.weights), once, gradient))
     dispatch = dispatch_seconds(shape, training, device, tokens)
     forward += dispatch
