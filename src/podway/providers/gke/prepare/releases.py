@@ -35,8 +35,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
 
 
-# The checksums are those of the published files; both files were also made again, byte for byte, from the projects' Go modules with
-# `kustomize build config/default`.
+# Both files were made again from the projects' Go modules with `kustomize build config/default`; their checksums are those that public
+# repositories record for the published files.
 JOBSET = Release(
     name="JobSet",
     version="v0.12.0",
