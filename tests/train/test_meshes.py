@@ -82,6 +82,8 @@ def test_accumulation_lora_and_unrolling_on_a_mesh() -> None:
     agree("lora.rank=4 lora.base=int8 batch.microbatches=4", ["fsdp=4"], 1e-4)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_quantized_products_on_a_mesh() -> None:
     """Near one device's: a device rounds the gradients of its own sequences."""
     agree("precision.products=int8", ["fsdp=2,tensor=2"], 5e-3)

@@ -62,10 +62,11 @@ def test_scales_belong_to_the_outputs_of_the_layers() -> None:
     assert np.allclose(scales["down_scale"], 1 / 127)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["int8", pytest.param("fp8", marks=pytest.mark.soak)])
 def test_a_step_is_near_the_exact_one(kind: Kind) -> None:
-    _, exact = steps(program(), 4)
-    _, found = steps(program([f"precision.products={kind}"]), 4)
+    _, exact = steps(program(), 4, 1)
+    _, found = steps(program([f"precision.products={kind}"]), 4, 1)
     for one, two in zip(found, exact, strict=True):
         assert one.good
         assert float(one.loss) == pytest.approx(float(two.loss), rel=0.01)
