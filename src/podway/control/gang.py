@@ -179,14 +179,14 @@ class Gang:
     def _buckets(self) -> Attachment:
         links = [session.link for session in self.fleet.answering()]
         on_hosts = "own-identity" in self.fleet.row.capabilities
-        task = self.job.task
-        known = task.env | self.vault.open(self.job.sealed_secrets)
-        return Attachment(task.file_mounts, links, on_hosts=on_hosts, credentials=known)
+        known = self.job.task.env | self.vault.open(self.job.sealed_secrets)
+        return Attachment(self.job.task.file_mounts, links, on_hosts=on_hosts, credentials=known)
 
     async def _phase(self, phase: str) -> Exit | None:
         """Start a phase everywhere and see it through; the exit to blame, or None when all is well."""
         launch = self._launch()
         secrets = self.vault.open(self.job.sealed_secrets)
+        password = registry_password(launch, secrets)
         pids = [0] * len(self.fleet.sessions)
 
         async def start(session: HostSession) -> None:
@@ -199,7 +199,7 @@ class Gang:
                 secrets=secrets,
                 cwd=launch.cwd,
                 interpreter=[self.job.task.shell],
-                container=container_fields(launch, session.host, registry_password(launch, secrets)),
+                container=container_fields(launch, session.host, password),
                 patience=LOST_AFTER_S,
             )
             pids[session.host.rank] = int(reply.get("pid") or 0)
