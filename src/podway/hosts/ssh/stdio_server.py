@@ -200,10 +200,17 @@ async def _with_terminal(process: "asyncssh.SSHServerProcess[bytes]", words: lis
     return code
 
 
+class _TerminalProtocol(asyncio.StreamReaderProtocol):
+    """Reads a terminal to its end, which comes as an error; a reader that has an error gives nothing of what came before it."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(None)
+
+
 async def _streams(terminal: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=READ_SIZE)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(terminal, "rb", buffering=0))
+    await loop.connect_read_pipe(lambda: _TerminalProtocol(reader), os.fdopen(terminal, "rb", buffering=0))
     transport, protocol = await loop.connect_write_pipe(
         asyncio.streams.FlowControlMixin, os.fdopen(os.dup(terminal), "wb", buffering=0)
     )
@@ -237,7 +244,7 @@ async def _feed(
 
 async def _drain(reader: asyncio.StreamReader, writer: "asyncssh.SSHWriter[bytes]") -> None:
     """From the child to the client."""
-    with contextlib.suppress(asyncssh.Error, OSError):  # a terminal whose last user has gone reads as an error
+    with contextlib.suppress(asyncssh.Error, OSError):
         while data := await reader.read(READ_SIZE):
             writer.write(data)
             await writer.drain()
