@@ -26,6 +26,10 @@ HOURLY = Task(
 )
 
 
+def person(user: str) -> Caller | None:
+    return Caller(user=user)
+
+
 def open_schedules(place: Path) -> ScheduleControl:
     control = Control(
         store=open_store(sqlite_url(place / "p.db")),
@@ -45,15 +49,15 @@ def test_a_due_run_is_started_once(tmp_path: Path) -> None:
     made = one.put(request(), ANN, NOON + 5)
     assert made.next_at == NOON + 3600
     assert b"s3cret" not in (tmp_path / "p.db").read_bytes() + (tmp_path / "p.db-wal").read_bytes()
-    assert one.start_due(NOON + 3599) == 0
-    assert one.start_due(NOON + 3601) + other.start_due(NOON + 3601) == 1
+    assert one.start_due(NOON + 3599, person) == 0
+    assert one.start_due(NOON + 3601, person) + other.start_due(NOON + 3601, person) == 1
     store = one._control.store
     cluster = store.find("train")
     assert cluster is not None and cluster.user == "ann"
     (job,) = store.jobs(cluster.id)
     assert job.task.schedule == () and one._control.vault.open(job.sealed_secrets) == {"KEY": "s3cret"}
     # The run before has not ended: the next one is skipped, and the one after that is due.
-    assert other.start_due(NOON + 7201) == 0
+    assert other.start_due(NOON + 7201, person) == 0
     found = other.rows.get("train")
     assert found is not None and (found.last, found.last_at, found.next_at) == ("skipped", NOON + 7200, NOON + 10800)
     assert "has not ended" in found.reason and len(store.jobs(cluster.id)) == 1
@@ -73,10 +77,10 @@ def test_a_server_killed_while_it_starts_a_run_makes_no_second_one(tmp_path: Pat
 
     schedules.rows.save = killed_after_the_launch  # type: ignore[assignment,method-assign]
     with pytest.raises(KeyboardInterrupt):
-        schedules.start_due(NOON + 3600)
+        schedules.start_due(NOON + 3600, person)
     again = open_schedules(tmp_path)
-    assert again.start_due(NOON + 3600 + 1) == 0, "it is claimed"
-    assert again.start_due(NOON + 3600 + AGAIN_S) == 1
+    assert again.start_due(NOON + 3600 + 1, person) == 0, "it is claimed"
+    assert again.start_due(NOON + 3600 + AGAIN_S, person) == 1
     cluster = again._control.store.find("train")
     assert cluster is not None and len(again._control.store.jobs(cluster.id)) == 1
     found = again.rows.get("train")
@@ -86,7 +90,7 @@ def test_a_server_killed_while_it_starts_a_run_makes_no_second_one(tmp_path: Pat
 def test_what_was_missed_is_started_once(tmp_path: Path) -> None:
     schedules = open_schedules(tmp_path)
     schedules.put(request(), ANN, NOON)
-    assert schedules.start_due(NOON + 10 * 3600 + 30) == 1
+    assert schedules.start_due(NOON + 10 * 3600 + 30, person) == 1
     found = schedules.rows.get("train")
     assert found is not None and found.next_at == NOON + 11 * 3600
 
@@ -98,7 +102,7 @@ def test_a_failure_is_told_and_the_next_time_comes(tmp_path: Path) -> None:
         task=Task(run="x", resources=HOURLY.resources), options=LaunchOptions(cluster="train", provider="local")
     )
     schedules._control.launch(taken, BOB)
-    schedules.start_due(NOON + 3600)
+    schedules.start_due(NOON + 3600, person)
     found = schedules.rows.get("train")
     assert found is not None and found.last == "failed" and found.next_at == NOON + 7200
     assert "the name 'train' is taken" in found.reason
@@ -116,7 +120,7 @@ def test_a_schedule_is_its_owners(tmp_path: Path) -> None:
         schedules.delete("train", BOB)
     assert schedules.list_for(BOB) == [] and len(schedules.list_for(ANN)) == 1
     schedules.delete("train", ANN)
-    assert schedules.start_due(NOON + 99999) == 0
+    assert schedules.start_due(NOON + 99999, person) == 0
 
 
 def test_a_scheduled_task_is_not_launched_at_once(tmp_path: Path) -> None:
@@ -124,3 +128,18 @@ def test_a_scheduled_task_is_not_launched_at_once(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="starts by a schedule"):
         control.launch(LaunchRequest(task=HOURLY, options=LaunchOptions(cluster="c", provider="local")), ANN)
     assert control.store.find("c") is None
+
+
+def test_who_may_no_longer_launch_starts_nothing(tmp_path: Path) -> None:
+    schedules = open_schedules(tmp_path)
+    member = Caller(user="ann", projects={"lm": "member"})
+    options = LaunchOptions(provider="local", project="lm")
+    schedules.put(LaunchRequest(task=HOURLY, options=options), member, NOON)
+    for hour, who, why in (
+        (1, None, "ann has no valid token that may launch"),
+        (2, ANN, "ann is not a member of project 'lm'"),
+        (3, member, ""),
+    ):
+        started = schedules.start_due(NOON + hour * 3600, lambda user, who=who: who)
+        found = schedules.rows.get("train")
+        assert found is not None and started == (who is member) and why in found.reason

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from podway.control.controller import Controller, Parts
 from podway.control.reconcile import Reconciler
-from podway.control.schedules import ScheduleControl
+from podway.control.schedules import Person, ScheduleControl
 from podway.control.service_controller import ServiceController
 from podway.control.service_store import ROUTES
 from podway.control.service_verbs import ServiceControl
@@ -53,6 +53,6 @@ class Drivers:
         self._publish(key)
         self._publish(ROUTES)
 
-    async def run(self) -> None:
+    async def run(self, person: Person) -> None:
         """For as long as the server runs."""
-        await asyncio.gather(*(each.run() for each in self._reconcilers), self.schedules.run())
+        await asyncio.gather(*(each.run() for each in self._reconcilers), self.schedules.run(person))

@@ -3,12 +3,14 @@
 A schedule is a launch request, its secrets sealed, and the time when it is due next. A due one is claimed by a guarded write that
 names the time it is due for and puts the next look a little ahead; the launch carries a request id made of that time, so that one that is
 repeated (the server was killed in between) is one run. A run that has not ended when the next is due is left alone, and that one is
-skipped. What was missed while no server ran is started once.
+skipped. What was missed while no server ran is started once. Each start is checked as if its owner asked for it now: whose tokens were
+revoked, or who left the project, starts nothing more.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -25,6 +27,7 @@ from podway.task.task import without_secrets
 LOOK_S = 2.0
 AGAIN_S = 60.0  # a claim that came to nothing is taken up after this long
 log = logging.getLogger("podway.schedules")
+Person = Callable[[str], Caller | None]  # who somebody is now; None: nobody who may launch
 
 
 class ScheduleControl:
@@ -76,7 +79,7 @@ class ScheduleControl:
             raise UserError(f"the name {known.name!r} is taken", "use another name", status=409)
         require(known, caller, Right.MANAGE)
 
-    def start_due(self, now: float) -> int:
+    def start_due(self, now: float, person: Person) -> int:
         """Start what is due; how many."""
         started = 0
         for found in self.rows.all(due_before=now):
@@ -84,7 +87,7 @@ class ScheduleControl:
             claimed = self.rows.save(msgspec.structs.replace(found, due=due, next_at=now + AGAIN_S))
             if claimed is None:  # another server has it
                 continue
-            result, reason = self._start(claimed, due)
+            result, reason = self._start(claimed, due, person)
             started += result == "started"
             ended = msgspec.structs.replace(
                 claimed,
@@ -98,15 +101,20 @@ class ScheduleControl:
             log.info("schedule %s: %s %s", claimed.name, result, reason)
         return started
 
-    def _start(self, record: ScheduleRecord, due: float) -> tuple[Literal["started", "skipped", "failed"], str]:
+    def _start(
+        self, record: ScheduleRecord, due: float, person: Person
+    ) -> tuple[Literal["started", "skipped", "failed"], str]:
         request_id = f"schedule-{record.name}-{due:.0f}"
         request = _once(record.request, record.name, request_id)
         secrets = self._control.vault.open(record.sealed_secrets)
         request = msgspec.structs.replace(request, task=msgspec.structs.replace(request.task, secrets=secrets))
-        projects = {record.project: "member"} if record.project else {}
-        caller = Caller(user=record.user, projects=projects, internal=True)  # type: ignore[arg-type]
+        caller = person(record.user)
+        if caller is None:
+            return "failed", f"{record.user} has no valid token that may launch"
         store = self._control.store
         try:
+            check_project(caller, record.project)
+            check_inventory(caller, request.task)
             if request.task.service is not None:
                 self._services.apply(request, caller)
                 return "started", ""
@@ -123,11 +131,11 @@ class ScheduleControl:
             return "failed", str(error)
         return "started", ""
 
-    async def run(self) -> None:
+    async def run(self, person: Person) -> None:
         """For as long as the server runs."""
         while True:
             try:
-                await asyncio.to_thread(self.start_due, time.time())
+                await asyncio.to_thread(self.start_due, time.time(), person)
             except Exception:
                 log.exception("schedules")
             await asyncio.sleep(LOOK_S)

@@ -165,7 +165,8 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
     app = Limits(make_app(services), place)
     listener = _listen(options.host, options.port)
     server = uvicorn.Server(_config(app, options.tls_cert, options.tls_key))
-    background = [drivers.run(), keep_tidy(store, blobs, archive), orphans.keep_scanning(), tokens.keep_fresh()]
+    tidying = keep_tidy(store, blobs, archive)
+    background = [drivers.run(tokens.person), tidying, orphans.keep_scanning(), tokens.keep_fresh()]
     if options.host in LOOPBACK:  # a team's gateways run where its clients reach them
         background.append(EmbeddedGateway(place, lambda: bool(store.services.live())).keep())
     async with _background(*background), _beside_tls(app, bool(options.tls_cert)) as inner:

@@ -62,6 +62,11 @@ class TokenCache:
         """A person as the owner of keys, which never open more than a member may use."""
         return Caller(user=user, role="member", projects=self._projects.get(user, {}))
 
+    def person(self, user: str) -> Caller | None:
+        """Somebody with all that any of their valid tokens allows; None where none of them allows to launch."""
+        roles = {caller.role: caller for _, caller in self.holders() if caller.user == user}
+        return roles.get("admin") or roles.get("member")
+
     def _caller(self, found: TokenRow | None) -> Caller:
         if found is None:
             raise UserError("this token is not known here", "ask for a new one, then: podway login URL", status=401)
