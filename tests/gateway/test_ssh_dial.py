@@ -15,7 +15,7 @@ from podway.gateway.table import Backend, RoutedService, RouteTable
 from podway.hosts.ssh.endpoint import Endpoint
 from podway.sandbox.hosts import HostSet, make_hosts, why_no_hosts
 from podway.server.ssh_dial import SshDialer, SshRoute
-from tests.conftest import free_port
+from tests.conftest import free_port, wait_until
 
 from .live import Live
 from .test_proxy import body_of, run, status
@@ -42,9 +42,10 @@ def backend(made: HostSet, index: int, port: int) -> Backend:
 def start(made: HostSet, index: int, port: int) -> str:
     script = made.files(index) / "tmp" / f"replica-{port}.py"
     script.write_text(PROGRAM.read_text())
-    return made.run(
-        index, f"LISTEN_ON=127.0.0.1 nohup python3 /tmp/{script.name} {port} r{index} >/dev/null 2>&1 & echo $!"
-    ).strip()
+    command = f"LISTEN_ON=127.0.0.1 nohup python3 /tmp/{script.name} {port} r{index} >/dev/null 2>&1 & echo $!"
+    pid = made.run(index, command).strip()
+    wait_until(lambda: "up" in made.run(index, f"bash -c '</dev/tcp/127.0.0.1/{port} && echo up' 2>&1 || true"), 60)
+    return pid
 
 
 def test_replicas_are_reached_through_ssh(hosts: HostSet, tmp_path: Path) -> None:
@@ -66,18 +67,18 @@ def test_replicas_are_reached_through_ssh(hosts: HostSet, tmp_path: Path) -> Non
             names.add(json.loads(body_of(answer))["system_fingerprint"])
         assert names == {"r0", "r1"}
         # One host breaks: streams on it end with an error, every other request is answered by the other.
-        asked = b'{"model":"m","stream":true,"max_tokens":200}'
+        asked = b'{"model":"m","stream":true,"max_tokens":400}'
         streams = [asyncio.ensure_future(up.post(body=asked)) for _ in range(6)]
-        while sum(up.gateway.forwarder.balancer.outstanding.values()) == 0:
+        while len(up.gateway.forwarder.balancer.outstanding) < 2:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)  # of four seconds
         hosts.kill_sshd(0)
         for _ in range(6):
             answer = await up.post()
             assert json.loads(body_of(answer))["system_fingerprint"] == "r1"
         ends = [body_of(await stream) for stream in streams]
-        whole = [end for end in ends if b"<199>" in end]
-        cut = [end for end in ends if b"<199>" not in end]
+        whole = [end for end in ends if b"<399>" in end]
+        cut = [end for end in ends if b"<399>" not in end]
         assert whole and cut and all(b"replica_lost" in end and end.endswith(b"data: [DONE]\n\n") for end in cut)
         hosts.start_sshd(0)  # and it is used again once it is back
         up.gateway.forwarder.balancer.health.clear()
