@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from podway.control.access import Caller
@@ -143,3 +144,14 @@ def test_who_may_no_longer_launch_starts_nothing(tmp_path: Path) -> None:
         started = schedules.start_due(NOON + hour * 3600, lambda user, who=who: who)
         found = schedules.rows.get("train")
         assert found is not None and started == (who is member) and why in found.reason
+
+
+def test_what_was_read_before_a_schedule_was_replaced_is_not_saved_over_it(tmp_path: Path) -> None:
+    schedules = open_schedules(tmp_path)
+    schedules.put(request(), ANN, NOON)
+    before = schedules.rows.get("train")
+    assert before is not None
+    schedules.put(request(msgspec.structs.replace(HOURLY, run="echo other")), ANN, NOON)
+    assert schedules.rows.save(before) is None
+    after = schedules.rows.get("train")
+    assert after is not None and after.request.task.run == "echo other"

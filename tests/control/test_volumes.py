@@ -14,9 +14,11 @@ from podway.errors import ProviderError, UserError
 from podway.launch import Launch
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.order import Host, Order
-from podway.providers import CreatedVolume, open_provider
+from podway.providers import CreatedVolume, Step, open_provider
+from podway.providers.gcp.errors import GcpError
 from podway.providers.gcp.hosts import volume_command
 from podway.providers.gcp.resources import VolumeMount
+from podway.providers.gcp.volumes import GcpVolumes
 from podway.task.read import read_task_text
 from podway.task.task import Accelerator, Placement, Resources, Task, Volume
 from podway.task.volumes import VolumeSpec
@@ -155,3 +157,43 @@ def test_a_registered_disk_is_never_formatted() -> None:
     assert "mkfs" in volume_command(
         VolumeMount(volume="d", directory="/mnt/podway-volumes/d", size_gb=10, format_if_blank=True, slice=0)
     )
+
+
+def test_only_an_administrator_registers_a_disk(control: Control) -> None:
+    """The server's account reaches disks of others, which a member must not come to by its login."""
+    spec = VolumeSpec(name="theirs", placement=Placement(provider="gcp", zone="us-east5-b"), disk_id="somebody-s")
+    with pytest.raises(UserError, match="may not register an existing disk"):
+        asyncio.run(control.volumes.create(spec, ANN))
+    assert control.volumes.rows.get("theirs") is None
+
+
+class NoLooking:
+    """A cloud that makes disks and then refuses to show them."""
+
+    async def in_thread(self, call, *words):  # type: ignore[no-untyped-def]
+        return call(*words)
+
+    def perform(self, step: Step, request: str) -> None:
+        self.made = step.target
+
+    def disk(self, path: str) -> None:
+        raise GcpError("never", "you may not read disks", "ask for it")
+
+
+class AnyAccount:
+    project, owner = "p", "o"
+
+    def check(self) -> None:
+        return None
+
+
+def test_a_disk_that_was_made_is_not_forgotten() -> None:
+    """A UserError would say that nothing was made, and its row would go."""
+    cloud = NoLooking()
+    spec = VolumeSpec(name="d", placement=Placement(provider="gcp", zone="us-east5-b"), size_gb=100)
+    with pytest.raises(ProviderError, match="you may not read disks"):
+        asyncio.run(GcpVolumes(AnyAccount(), cloud).create(spec))  # type: ignore[arg-type]
+    assert cloud.made.startswith("projects/p/zones/us-east5-b/disks/")
+    hostile = VolumeSpec(name="d", placement=Placement(provider="gcp", zone="x/../../y?"), size_gb=100)
+    with pytest.raises(UserError, match="is not a zone"):
+        asyncio.run(GcpVolumes(AnyAccount(), cloud).create(hostile))  # type: ignore[arg-type]

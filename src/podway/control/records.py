@@ -175,7 +175,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def killed(self) -> bool:
         """True for a signal, also where a shell tells of it by its exit code."""
-        return self.signal is not None or (self.code or 0) > 128
+        return self.signal is not None or 128 < (self.code or 0) <= 128 + 64
 
     def __str__(self) -> str:
         if self.lost:

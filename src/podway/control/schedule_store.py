@@ -37,10 +37,12 @@ class ScheduleRows:
         self._reader = engine.execution_options(**READ_ONLY)
 
     def put(self, record: ScheduleRecord) -> None:
-        """A new row, in the place of one of the same name."""
+        """A new row, in the place of one of the same name; what was read of that one can no longer be saved."""
+        same = schedules.c.name == record.name
         with self._engine.begin() as db:
-            db.execute(sa.delete(schedules).where(schedules.c.name == record.name))
-            db.execute(sa.insert(schedules).values(name=record.name, version=1, **_columns(record)))
+            known = db.execute(sa.select(schedules.c.version).where(same)).scalar() or 0
+            db.execute(sa.delete(schedules).where(same))
+            db.execute(sa.insert(schedules).values(name=record.name, version=known + 1, **_columns(record)))
 
     def get(self, name: str) -> ScheduleRecord | None:
         """By name."""

@@ -39,6 +39,12 @@ class VolumeControl:
         """Make the volume, or go on where an earlier try was interrupted."""
         check_project(caller, project)
         check_inventory(caller, Task(resources=(Resources(placement=spec.placement),)))
+        if spec.disk_id is not None and not caller.admin:
+            raise UserError(
+                f"{caller.user} may not register an existing disk: the server reaches every disk of its account",
+                "ask an administrator to register it into your project, or create a new one",
+                status=403,
+            )
         if not NAME.fullmatch(spec.name):
             raise UserError(
                 f"{spec.name!r} cannot be the name of a volume", "use letters, digits and . _ -, at most 62 characters"

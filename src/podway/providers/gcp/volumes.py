@@ -5,6 +5,7 @@ a node is made (`render.py`), since that is when the API of TPUs attaches disks 
 """
 
 import asyncio
+import re
 import time
 import uuid
 
@@ -19,6 +20,7 @@ from podway.providers.gcp.resources import Resource
 from podway.task.volumes import VolumeSpec
 
 READY_S = 120.0
+_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]")
 LEAST_GB, MOST_GB = 10, 65_536  # of a balanced persistent disk; a hyperdisk begins at 4
 
 
@@ -55,6 +57,8 @@ class GcpVolumes:
                     raise UserError(
                         f"there is no disk {spec.disk_id} in {zone}", "see: gcloud compute disks list"
                     ) from None
+                if spec.disk_id is None and error.kind == "never":  # the disk may have been made: its row must stay
+                    raise ProviderError(f"the disk of volume {spec.name}: {error.what}", transient=False) from None
                 if error.kind != "absent":
                     raise error.as_error() from None
                 disk = None
@@ -123,6 +127,8 @@ def _zone_of(spec: VolumeSpec) -> str:
     """A disk is in one zone."""
     place = spec.placement
     if place.zone:
+        if not _ZONE.fullmatch(place.zone):  # it becomes part of an address
+            raise UserError(f"{place.zone!r} is not a zone", "name one as Google Cloud does: us-east5-b")
         return place.zone
     zones = sorted({price.zone for price in all_prices() if price.zone and price.zone.startswith(f"{place.region}-")})
     if place.region and len(zones) == 1:
