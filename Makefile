@@ -57,7 +57,7 @@ soak: setup  ## The long fuzz, chaos and load runs
 	@bash tools/clients all
 	$(BIN)/python -m pytest -m soak --timeout=3600 tests
 
-test-kubernetes: setup  ## The Kubernetes tests on a real control plane, built by Go first; KUBECONFIG=FILE: on that cluster instead
+test-kubernetes: setup $(if $(OWN_CLUSTER),,system-packages)  ## The Kubernetes tests on a real control plane, built by Go first; KUBECONFIG=FILE: on that cluster instead
 	$(if $(OWN_CLUSTER),,tools/kubernetes/build)
 	PODWAY_TEST_KUBECONFIG='$(OWN_CLUSTER)' $(BIN)/python -m pytest -m 'kubernetes and (long or not long)' --timeout=1800 tests/kubernetes
 

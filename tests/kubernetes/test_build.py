@@ -1,0 +1,87 @@
+"""tools/kubernetes/build: what it is cached by, and how it ends where its sources are not available. `go` is a script here."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tools.bench.own_kubernetes import ROOT
+
+UNAVAILABLE = 69
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Path:
+    """A copy, so that what it is made of can be changed."""
+    return Path(shutil.copytree(ROOT / "tools" / "kubernetes", tmp_path / "kubernetes"))
+
+
+def build(builder: Path, *, go: str | None) -> subprocess.CompletedProcess[str]:
+    programs = builder.parent / "programs"
+    programs.mkdir(exist_ok=True)
+    for name in ("bash", "cat", "cut", "dirname", "flock", "mkdir", "mv", "sed", "sha256sum", "timeout", "touch"):
+        if not (programs / name).exists():
+            (programs / name).symlink_to(shutil.which(name) or name)
+    if go is not None:
+        (programs / "go").write_text(f"#!/bin/sh\n{go}\n")
+        (programs / "go").chmod(0o755)
+    env = {"PATH": str(programs), "HOME": str(builder.parent), "XDG_CACHE_HOME": str(builder.parent / "cache")}
+    bash = os.path.realpath(programs / "bash")
+    return subprocess.run([bash, str(builder / "build")], env=env, capture_output=True, text=True, timeout=60)
+
+
+# Modules have the two files that are copied; `go build -o FILE` writes FILE and notes that it was called.
+GO = r"""
+modules=$HOME/modules
+case "$1" in
+mod) made=$modules/${3:-none}/config/components
+     mkdir -p "$made/webhook" "$made/crd/bases"
+     touch "$made/webhook/manifests.yaml" "$made/crd/bases/a.yaml" ;;
+env) echo "$modules" ;;
+build) echo x >> "$HOME/compiled"
+       while [ "$1" != -o ]; do shift; done
+       touch "$2" ;;
+esac
+"""
+
+
+def compiled(builder: Path) -> int:
+    return len((builder.parent / "compiled").read_text().splitlines())
+
+
+def test_what_was_built_is_found_again_and_a_change_of_its_sources_builds_anew(builder: Path) -> None:
+    first = build(builder, go=GO)
+    assert first.returncode == 0, first.stderr
+    assert {"servers", "jobset", "kueue", "crds", "webhooks"} <= {
+        one.name for one in Path(first.stdout.strip()).iterdir()
+    }
+    assert build(builder, go="exit 1").stdout == first.stdout and compiled(builder) == 3
+    for name in ("main.go", "go.mod", "go.sum"):
+        with open(builder / "servers" / name, "a") as file:
+            file.write("// changed\n")
+        changed = build(builder, go=GO)
+        assert changed.returncode == 0 and changed.stdout != first.stdout
+        first = changed
+    assert compiled(builder) == 12
+
+
+def test_without_go_or_its_module_proxy_one_line_says_so(builder: Path) -> None:
+    without = build(builder, go=None)
+    assert without.returncode == UNAVAILABLE
+    assert without.stderr.splitlines() == [
+        "tools/kubernetes/build: Kubernetes could not be fetched: Go is not installed (https://go.dev/dl)"
+    ]
+    refused = 'echo "go: downloading" >&2; echo "go: dial tcp: connection refused" >&2; exit 1'
+    offline = build(builder, go=refused)
+    assert offline.returncode == UNAVAILABLE and offline.stdout == ""
+    assert offline.stderr.splitlines() == [
+        "tools/kubernetes/build: Kubernetes could not be fetched: go: dial tcp: connection refused"
+    ]
+
+
+def test_what_does_not_compile_fails_and_is_tried_again(builder: Path) -> None:
+    failing = GO.replace("while", 'echo "main.go:1: syntax error" >&2; exit 1; while')
+    for _ in range(2):
+        done = build(builder, go=failing)
+        assert done.returncode not in (0, UNAVAILABLE) and "syntax error" in done.stderr
