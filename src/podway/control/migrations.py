@@ -110,11 +110,16 @@ def _add_volumes_and_schedules(db: sa.Connection) -> None:
     """5 -> 6: volumes and schedules get tables, which `prepare` creates empty."""
 
 
+def _add_pools_and_groups(db: sa.Connection) -> None:
+    """6 -> 7: pools, their jobs, and job groups get tables, which `prepare` creates empty."""
+
+
 MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (
     _nest_records,
     _give_tokens_roles,
     _add_services,
     _add_gateway_keys,
     _add_volumes_and_schedules,
+    _add_pools_and_groups,
 )  # the first leads from 1 to 2
 SCHEMA = 1 + len(MIGRATIONS)

@@ -191,3 +191,33 @@ schedules = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
+
+# Pools of workers, kept by `pools.py`, and the jobs that wait for one of a pool or have one.
+pools = sa.Table(
+    "pools",
+    meta,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("name", sa.String, nullable=False, unique=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
+
+pool_jobs = sa.Table(
+    "pool_jobs",
+    meta,
+    sa.Column("pool_id", sa.String, sa.ForeignKey("pools.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("open", sa.Boolean, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+    sa.Index("pool_jobs_open", "pool_id", "open"),
+)
+
+# Jobs that run together, kept by `job_groups.py`.
+job_groups = sa.Table(
+    "job_groups",
+    meta,
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
+)
