@@ -44,6 +44,10 @@ POINTS = (
     "service.down-marked",
     "service.before-down",
     "service.after-down",
+    "node-pool.before-create",
+    "node-pool.after-create",
+    "node-pool.before-delete",
+    "node-pool.after-delete",
 )
 
 _armed = os.environ.get("PODWAY_CRASH_AT", "")

@@ -1,5 +1,6 @@
 """A request for Kubernetes as the YAML that `kubectl apply -f -` takes."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,13 +22,23 @@ _Dumper.add_representer(str, _text)
 
 def as_yaml(request: dict[str, Any], task: Task) -> str:
     """The request's objects, one document each. Secrets are not among them: a comment says how to make theirs."""
-    bodies = [step["body"] for step in request["steps"]]
-    return "".join(_secret_comment(body, task) for body in bodies if body["kind"] == "JobSet") + objects_as_yaml(bodies)
+    bodies = [step["body"] for step in request["steps"] if step["verb"] == "create"]
+    pools = [step for step in request["steps"] if step["verb"] != "create"]
+    secrets = "".join(_secret_comment(body, task) for body in bodies if body["kind"] == "JobSet")
+    return _pool_comment(pools) + secrets + objects_as_yaml(bodies)
 
 
 def objects_as_yaml(bodies: Sequence[Any]) -> str:
     """One document each."""
     return yaml.dump_all(bodies, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=1000, allow_unicode=True)
+
+
+def _pool_comment(steps: Sequence[dict[str, Any]]) -> str:
+    """Node pools are not Kubernetes' objects: what a launch asks Kubernetes Engine for."""
+    if not steps:
+        return ""
+    lines = [f"#   {step['target']}: {json.dumps(step['body'])}" for step in steps]
+    return "\n".join(["# Node pools that a launch makes where the cluster has none for these slices:", *lines, ""])
 
 
 def _secret_comment(jobset: dict[str, Any], task: Task) -> str:

@@ -26,6 +26,7 @@ from podway.providers.gke.manifests import (
     labels_of,
     object_name,
 )
+from podway.providers.gke.pool_render import POOLS, gke_cluster_of
 from podway.providers.gke.settings import GkeSettings, read_settings
 from podway.providers.gke.state import STOPPED, Seen
 from podway.providers.ssh.machine import owner_of
@@ -44,6 +45,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
 
     context: str
     namespace: str
+    pools: str = ""  # the GKE cluster that may hold node pools made for it
 
 
 class Clusters:
@@ -110,8 +112,9 @@ class Clusters:
             api = self.api(context)
             selector = ",".join(f"{key}={value}" for key, value in labels_of(target, name).items())
             with contextlib.suppress(UserError):  # a cluster without JobSet has none of ours
-                if await api.items(JOBSETS.format(target.namespace), labelSelector=selector):
-                    return Where(context=target.context, namespace=target.namespace)
+                for found in await api.items(JOBSETS.format(target.namespace), labelSelector=selector):
+                    pools = (found["metadata"].get("annotations") or {}).get(POOLS, "")
+                    return Where(context=target.context, namespace=target.namespace, pools=pools)
         return None
 
     def everywhere(self) -> list[Where]:
@@ -124,8 +127,15 @@ class Clusters:
         folder = self.folder / "clusters"
         for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                found.append(from_json(path.read_bytes(), Where))
+                found.append(msgspec.structs.replace(from_json(path.read_bytes(), Where), pools=""))
         return list(dict.fromkeys(found))
+
+    def gke_clusters(self) -> set[str]:
+        """Those in which launches may make node pools now."""
+        if self.settings.node_pools is None:
+            return set()
+        found = (gke_cluster_of(self.settings, context) for context in self._known_names())
+        return {one for one in found if one}
 
     def _known_names(self) -> list[str]:
         try:

@@ -2,6 +2,8 @@
 
 A pool's record is written before it is asked for and removed when it is gone, so that `podway gke node-pool list` knows every cluster
 that may hold one. A pool whose creation failed is deleted: Kubernetes Engine keeps it, with whatever nodes it has.
+
+Commands wait for what they begin (`create`, `wait_made`); a server begins it and looks again later (`begin_create`, `begin_delete`).
 """
 
 import time
@@ -14,56 +16,20 @@ from google.api_core import exceptions
 from google.cloud import container_v1
 from google.protobuf.json_format import ParseError
 
-from podway.decoding import from_json
+from podway import crash
 from podway.errors import ProviderError, UserError
-from podway.files import write_atomically
 from podway.providers.gcp.account import Account
 from podway.providers.gcp.errors import GcpError, explain, failed_operation
 from podway.providers.gke.node_pools import Body, NodePoolView, view
+from podway.providers.gke.pool_records import BUSY_S, PoolRecord, PoolRecords
 
 CALL_S = 30.0
 POLL_S = 5.0
-BUSY_S = 900.0  # another change of the cluster is under way: creation and deletion wait for it
 Answer = TypeVar("Answer")
 
 
-class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A node pool that was asked for."""
-
-    cluster: str
-    name: str
-
-
-class PoolRecords:
-    """Files in PODWAY_HOME/gke/node-pools."""
-
-    def __init__(self, root: Path) -> None:
-        self._folder = root / "gke" / "node-pools"
-
-    def all(self) -> list[PoolRecord]:
-        """Those that may exist."""
-        paths = sorted(self._folder.glob("*/*.json")) if self._folder.is_dir() else []
-        return [from_json(path.read_bytes(), PoolRecord) for path in paths]
-
-    def add(self, record: PoolRecord) -> None:
-        """Before it is asked for."""
-        path = self._path(record)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(path, msgspec.json.encode(record))
-
-    def is_old(self, record: PoolRecord) -> bool:
-        """Whether its creation was asked for long ago, so that the API would show it."""
-        try:
-            return self._path(record).stat().st_mtime < time.time() - BUSY_S
-        except FileNotFoundError:
-            return True
-
-    def remove(self, record: PoolRecord) -> None:
-        """It is gone."""
-        self._path(record).unlink(missing_ok=True)
-
-    def _path(self, record: PoolRecord) -> Path:
-        return self._folder / record.cluster.replace("/", "_") / f"{record.name}.json"
+class NoGkeCluster(UserError):
+    """There is no such cluster, and so nothing in it."""
 
 
 class ContainerApi:
@@ -71,8 +37,8 @@ class ContainerApi:
 
     def __init__(self, root: Path) -> None:
         account = Account(root)
-        endpoint = account.settings.endpoint
-        options = {"api_endpoint": endpoint} if endpoint else {}
+        self.endpoint = account.settings.endpoint or ""
+        options = {"api_endpoint": self.endpoint} if self.endpoint else {}
         try:
             credentials = account.credentials()
         except GcpError as error:
@@ -88,16 +54,64 @@ class ContainerApi:
 
     def pools(self, cluster: str) -> list[NodePoolView]:
         """Those with Podway's labels."""
+        return [one for pool in self.bodies(cluster) if (one := view(cluster, pool)) is not None]
+
+    def bodies(self, cluster: str) -> list[Body]:
+        """All pools, as the API's JSON has them."""
         found = [container_v1.NodePool.to_json(pool, use_integers_for_enums=False) for pool in self._list(cluster)]
-        return [one for text in found if (one := view(cluster, msgspec.json.decode(text))) is not None]
+        return [msgspec.json.decode(text) for text in found]
+
+    def begin_create(self, cluster: str, body: Body, launch: str) -> bool:
+        """Ask for a pool, of which a record is written before; False: the cluster is busy, so ask again later."""
+        name = body["name"]
+        record = PoolRecord(cluster=cluster, name=name, launch=launch, endpoint=self.endpoint, asked=time.time())
+        request = container_v1.CreateNodePoolRequest(parent=cluster, node_pool=_message(body))
+        self.records.add(record)
+        crash.point("node-pool.before-create")
+        try:
+            made = self._client.create_node_pool(request=request, retry=None, timeout=CALL_S)
+        except Exception as error:
+            told = explain(error, name, None)
+            if told.sure and (_is_busy(error) or told.kind in ("never", "again")):
+                self.records.remove(record)
+            if _is_busy(error):
+                return False
+            if told.kind in ("elsewhere", "absent"):
+                self.records.change(record, failure=told.what)
+                return True
+            if told.kind == "exists":  # an answer was lost
+                return True
+            raise told.as_error() from None
+        crash.point("node-pool.after-create")
+        self.records.change(record, operation=_operation_name(cluster, made))
+        return True
+
+    def begin_delete(self, cluster: str, name: str) -> None:
+        """Ask for a pool to be deleted; nothing where it is gone, or the cluster is busy: whoever looks again asks again."""
+        crash.point("node-pool.before-delete")
+        try:
+            self._client.delete_node_pool(name=f"{cluster}/nodePools/{name}", retry=None, timeout=CALL_S)
+        except Exception as error:
+            told = explain(error, name, None)
+            if told.kind != "absent" and not _is_busy(error):
+                raise told.as_error() from None
+        crash.point("node-pool.after-delete")
+
+    def failure_of(self, record: PoolRecord) -> str:
+        """Why the operation that makes it failed; '': it did not, or nobody knows any more."""
+        try:
+            done = self._call(
+                lambda: self._client.get_operation(name=record.operation, retry=None, timeout=CALL_S), record.name
+            )
+        except GcpError as error:
+            if error.kind == "absent":  # forgotten after some days
+                return ""
+            raise error.as_error() from None
+        return failed_operation(done.error.code, done.error.message, record.name, None).what if done.error.code else ""
 
     def create(self, cluster: str, body: Body, on_wait: Callable[[str], None]) -> str:
         """Begin to make it; the name of the operation."""
-        try:
-            pool = container_v1.NodePool.from_json(msgspec.json.encode(body).decode())
-        except ParseError as error:
-            raise ProviderError(f"NodePool cannot be sent: {error}", transient=False) from None
-        request = container_v1.CreateNodePoolRequest(parent=cluster, node_pool=pool)
+        request = container_v1.CreateNodePoolRequest(parent=cluster, node_pool=_message(body))
         self.records.add(PoolRecord(cluster=cluster, name=body["name"]))
         try:
             made = self._when_free(
@@ -148,7 +162,8 @@ class ContainerApi:
     def forget_absent(self, cluster: str, there: set[str]) -> None:
         """Records of pools that somebody else deleted go."""
         for record in self.records.all():
-            if record.cluster == cluster and record.name not in there and self.records.is_old(record):
+            gone = record.cluster == cluster and record.name not in there and not record.launch
+            if gone and self.records.is_old(record):
                 self.records.remove(record)
 
     def _list(self, cluster: str) -> Iterator[container_v1.NodePool]:
@@ -158,7 +173,9 @@ class ContainerApi:
             )
         except GcpError as error:
             if error.kind == "absent":
-                raise UserError(f"there is no GKE cluster {cluster}", "see: gcloud container clusters list") from None
+                raise NoGkeCluster(
+                    f"there is no GKE cluster {cluster}", "see: gcloud container clusters list"
+                ) from None
             raise error.as_error() from None
         return iter(found.node_pools)
 
@@ -179,13 +196,11 @@ class ContainerApi:
         while True:
             try:
                 return make()
-            except exceptions.GoogleAPICallError as error:
-                if _status(error) != "FAILED_PRECONDITION" or time.monotonic() > deadline:
+            except Exception as error:
+                if not _is_busy(error) or time.monotonic() > deadline:
                     raise explain(error, wanted, None) from None
                 on_wait(f"{wanted} waits for another change of the cluster")
                 time.sleep(POLL_S)
-            except Exception as error:
-                raise explain(error, wanted, None) from None
 
     def _call(self, make: Callable[[], Answer], wanted: str, *, patient: bool = False) -> Answer:
         """`patient`: what is under way goes on, so a lost connection is no end of waiting."""
@@ -204,9 +219,19 @@ def _operation_name(cluster: str, operation: container_v1.Operation) -> str:
     return f"{cluster.partition('/clusters/')[0]}/operations/{operation.name}"
 
 
-def _status(error: exceptions.GoogleAPICallError) -> str:
-    """The name of the status, which the body of the answer has."""
+def _message(body: Body) -> container_v1.NodePool:
     try:
-        return str(error.response.json()["error"]["status"])
+        made: container_v1.NodePool = container_v1.NodePool.from_json(msgspec.json.encode(body).decode())
+        return made
+    except ParseError as error:
+        raise ProviderError(f"NodePool cannot be sent: {error}", transient=False) from None
+
+
+def _is_busy(error: Exception) -> bool:
+    """Whether another change of the cluster comes first: the name of the status, which the body of the answer has."""
+    if not isinstance(error, exceptions.GoogleAPICallError):
+        return False
+    try:
+        return str(error.response.json()["error"]["status"]) == "FAILED_PRECONDITION"
     except (AttributeError, KeyError, TypeError, ValueError):
-        return ""
+        return False

@@ -12,17 +12,17 @@ import msgspec
 
 from podway.catalog.slices import Slice, find_slice
 from podway.errors import UserError
+from podway.providers.gke.settings import GKE_CLUSTER
 
 Body = dict[str, Any]
 Tier = Literal["on-demand", "spot", "reservation", "flex-start", "queued"]
 
-OWNER_LABEL, TYPE_LABEL = "podway-owner", "podway-slice"
+OWNER_LABEL, TYPE_LABEL, LAUNCH_LABEL = "podway-owner", "podway-slice", "podway-cluster"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 PODS_PER_NODE = 15  # a TPU node runs one pod of a job; addresses are reserved for so many
 LONGEST_NAME = 40
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _CONTEXT = re.compile(r"gke_(?P<project>[^_]+)_(?P<location>[^_]+)_(?P<cluster>[^_]+)")
-_CLUSTER = re.compile(r"projects/[^/]+/locations/[^/]+/clusters/[^/]+")
 
 
 class NodePoolOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +64,17 @@ class NodePoolView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     tier: str
     status: str
+    launch: str = ""  # the cluster whose launch made it; '': a person did
+
+    @property
+    def path(self) -> str:
+        """Its full name."""
+        return f"{self.cluster}/nodePools/{self.name}"
 
 
 def cluster_of(context: str) -> str:
     """The cluster that a context names as `gcloud container clusters get-credentials` writes it, or its full name."""
-    if _CLUSTER.fullmatch(context):
+    if GKE_CLUSTER.fullmatch(context):
         return context
     found = _CONTEXT.fullmatch(context)
     if found is None:
@@ -186,4 +192,5 @@ def view(cluster: str, pool: Mapping[str, Any]) -> NodePoolView | None:
         nodes=int(pool.get("initialNodeCount") or 0),
         tier=f"reservation {values[0]}" if values else tier,
         status=str(pool.get("status", "")),
+        launch=str((config.get("metadata") or {}).get(LAUNCH_LABEL, "")) if LAUNCH_LABEL in labels else "",
     )

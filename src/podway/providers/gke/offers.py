@@ -1,8 +1,9 @@
 """What each context can offer: its TPU nodes, and what Kueue's quota leaves.
 
-Both are read before a launch, a few seconds at most, and only said: a node pool may grow, a quota may be freed, and a job that waits in
-Kueue's queue is what the queue is for. An offer is blocked only where the cluster cannot be reached, refuses its caller, has no
-JobSet, or has no such Kueue queue, or one with quota for less than the task asks for at all.
+Both are read before a launch, a few seconds at most, and only said: a node pool may grow or be made, a quota may be freed, and a job
+that waits in Kueue's queue is what the queue is for. An offer is blocked only where the cluster cannot be reached, refuses its caller,
+has no JobSet, or has no such Kueue queue, or one with quota for less than the task asks for at all; and where the launch would have to
+make node pools and Kubernetes Engine refuses its caller.
 """
 
 import contextlib
@@ -18,7 +19,10 @@ from podway.order import Order
 from podway.providers import Blocked, Offer
 from podway.providers.gke.api import Fields, KubernetesApi, NotFound
 from podway.providers.gke.clusters import KUEUE, Clusters
+from podway.providers.gke.launch_pools import LaunchPools
 from podway.providers.gke.manifests import NODE_POOL, TPU, JobSetContext, node_selector, slice_of
+from podway.providers.gke.pool_render import hourly_price, plan_pools
+from podway.quantities import format_count
 from podway.task.task import Resources
 
 LOOK_S = 5.0
@@ -37,18 +41,18 @@ class QueueQuota(msgspec.Struct, frozen=True, kw_only=True):
     used: int
 
 
-def find_offers(clusters: Clusters, resources: Resources, slices: int) -> list[Offer]:
+def find_offers(clusters: Clusters, pools: LaunchPools, resources: Resources, slices: int) -> list[Offer]:
     """One for each context, those that can be used first."""
     named = resources.placement.region
     contexts = [named] if named else clusters.names()
     with ThreadPoolExecutor(max_workers=max(1, len(contexts))) as pool:
-        found = list(pool.map(lambda context: _offer(clusters, context, resources, slices), contexts))
+        found = list(pool.map(lambda context: _offer(clusters, pools, context, resources, slices), contexts))
     known = sorted((one for one in found if one.hourly_cost is not None), key=lambda one: one.hourly_cost or 0.0)
     rest = [one for one in found if one.hourly_cost is None]
     return [*known, *sorted(rest, key=lambda one: one.blocked is not None)]
 
 
-def _offer(clusters: Clusters, context: str | None, resources: Resources, slices: int) -> Offer:
+def _offer(clusters: Clusters, pools: LaunchPools, context: str | None, resources: Resources, slices: int) -> Offer:
     target = clusters.render_context(context)
     order = _order(resources, slices)
     tpu = slice_of(order)
@@ -64,7 +68,7 @@ def _offer(clusters: Clusters, context: str | None, resources: Resources, slices
     try:
         api = clusters.api(target.context)
         _check_jobset(api)
-        note, price = _nodes(api, order, tpu)
+        note, price = _nodes(api, order, tpu) or _pools(pools, target, order)
         quota = _quota(api, target, tpu) if tpu is not None else None
     except UserError as error:
         return msgspec.structs.replace(offer, blocked=Blocked(code="refused", reason=f"{error.what} ({error.hint})"))
@@ -103,8 +107,8 @@ def _check_jobset(api: KubernetesApi) -> None:
     api.call("GET", "/apis/jobset.x-k8s.io/v1alpha2", timeout=LOOK_S)
 
 
-def _nodes(api: KubernetesApi, order: Order, tpu: Slice | None) -> tuple[str, float | None]:
-    """How many such slices there are nodes for, and what they cost where Google's regions are known."""
+def _nodes(api: KubernetesApi, order: Order, tpu: Slice | None) -> tuple[str, float | None] | None:
+    """How many such slices there are nodes for, and what they cost where Google's regions are known; None: there are none."""
     if tpu is None:
         return "", None
     selector = ",".join(f"{key}={value}" for key, value in node_selector(order, tpu).items())
@@ -112,6 +116,8 @@ def _nodes(api: KubernetesApi, order: Order, tpu: Slice | None) -> tuple[str, fl
         nodes = api.read_items("/api/v1/nodes", {"labelSelector": selector}, LOOK_S)
     except UserError:
         return "no right to see the nodes", None
+    if not nodes:
+        return None
     pools: dict[str, int] = {}
     for node in nodes:
         pool = (node["metadata"].get("labels") or {}).get(NODE_POOL) or node["metadata"]["name"]
@@ -119,9 +125,21 @@ def _nodes(api: KubernetesApi, order: Order, tpu: Slice | None) -> tuple[str, fl
     whole = sum(count // tpu.hosts for count in pools.values())
     labels = [node["metadata"].get("labels") or {} for node in nodes]
     price = next((cost for one in labels if (cost := _price(tpu, one, order)) is not None), None)
-    if not nodes:
-        return "no such node is there now: a node pool must grow", None
     return f"nodes for {whole} such slice{'' if whole == 1 else 's'}", price
+
+
+def _pools(pools: LaunchPools, target: JobSetContext, order: Order) -> tuple[str, float | None]:
+    """Where there is no node: what a launch makes, and what that costs."""
+    plan = plan_pools(target, "offer", order)
+    if not plan.bodies:
+        return f"no such node is there now: a node pool must grow ({plan.why_none})", None
+    if pools.count_fitting(plan) >= order.slices:
+        return "no such node is there now: a node pool must grow", None
+    assert order.accelerator_type is not None
+    size = f"{plan.bodies[0]['config']['machineType']}, {plan.tier}"
+    price = hourly_price(order.accelerator_type, order.topology, plan.place, spot=order.spot)
+    what = f"makes {format_count(order.slices, 'node pool')} ({size}), deleted with the cluster"
+    return what, None if price is None else price * order.slices
 
 
 def _price(tpu: Slice, labels: dict[str, str], order: Order) -> float | None:

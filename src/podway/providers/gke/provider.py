@@ -3,10 +3,10 @@
 JobSet makes the pods, Kueue (where the settings name a queue) decides when, the scheduler where; Podway reads what they say. The
 agent of a pod is reached through the API server, by `exec`: nothing listens on a network, and whoever may not exec may not run jobs.
 
-    submit     create the ConfigMap and the JobSet, once
+    submit     create the ConfigMap and the JobSet, once, and the node pools that it lacks where the settings allow it
     observe    the JobSet, its pods, Kueue's Workload and events, read in that order of importance (state.py)
     stop       suspend the JobSet: its pods go, and their quota is free; what was on their disks goes with them
-    destroy    delete the JobSet, and when its pods are gone the rest
+    destroy    delete the JobSet, and when its pods are gone the rest, node pools last
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from podway.order import Host, Order
 from podway.providers import Observation, Offer, OutputLine, OwnedResource, Request, RunObservation, Shell
 from podway.providers.gke.api import Conflict, Fields, KubernetesApi, NotFound
 from podway.providers.gke.clusters import CONFIG_MAPS, JOBSETS, PODS, SECRETS, Clusters, Where
+from podway.providers.gke.launch_pools import NODE_POOL_KIND, LaunchPools
 from podway.providers.gke.manifests import (
     ACCELERATOR,
     CONTAINER,
@@ -29,14 +30,16 @@ from podway.providers.gke.manifests import (
     JOBSET_NAME,
     NAME,
     OWNER,
+    JobSetContext,
     object_name,
 )
 from podway.providers.gke.offers import find_offers
 from podway.providers.gke.one_shot import render_one_shot
 from podway.providers.gke.pod_logs import follow_log
+from podway.providers.gke.pool_render import CREATE_POOL, grows_from_zero, plan_pools, with_pools
 from podway.providers.gke.render import HOME, render, with_agent
 from podway.providers.gke.runs import belongs_to, is_one_shot, one_shot_observation, run_observation, secret_of
-from podway.providers.gke.state import condition_of, observation, worker_of
+from podway.providers.gke.state import condition_of, observation, waits_for_admission, worker_of
 from podway.providers.gke.streams import OPEN_S, run_in_pod
 from podway.task.task import Resources, Task
 
@@ -89,6 +92,7 @@ class GkeProvider:
 
     def __init__(self, root: Path) -> None:
         self.clusters = Clusters(root)
+        self.pools = LaunchPools(root, lambda: self.owner)
         self._pods: dict[tuple[str, int, str], str] = {}  # (cluster, rank, address) -> pod
 
     @property
@@ -98,23 +102,31 @@ class GkeProvider:
 
     def offers(self, resources: Resources, slices: int) -> list[Offer]:
         """One for each context."""
-        return find_offers(self.clusters, resources, slices)
+        return find_offers(self.clusters, self.pools, resources, slices)
 
     def render(self, name: str, order: Order) -> Request:
         """The ConfigMap and the JobSet."""
-        return render(self.clusters.render_context(order.region), name, order)
+        context = self.clusters.render_context(order.region)
+        return self._with_pools(render(context, name, order), context, order)
 
     def render_one_shot(self, name: str, order: Order, task: Task, user: str) -> Request:
         """A JobSet that runs the task and ends."""
-        return render_one_shot(self.clusters.render_context(order.region), name, order, task, user)
+        context = self.clusters.render_context(order.region)
+        return self._with_pools(render_one_shot(context, name, order, task, user), context, order)
+
+    def _with_pools(self, request: Request, context: JobSetContext, order: Order) -> Request:
+        name = request.name
+        return with_pools(request, plan_pools(context, name, order), object_name(context.owner, name))
 
     async def submit(self, request: Request) -> None:
         """Create what is not there yet."""
-        await self._create(request.name, _where(request), [with_agent(dict(step.body)) for step in request.steps])
+        where = _where(request)
+        await self._create(request.name, where, [with_agent(body) for body in _objects(request)])
+        await self._make_pools(request, where)
 
     async def submit_one_shot(self, request: Request, secrets: Mapping[str, str]) -> None:
         """Create the Secret too, and have all of it go with the JobSet."""
-        where, bodies = _where(request), [dict(step.body) for step in request.steps]
+        where, bodies = _where(request), _objects(request)
         jobset = bodies[-1]
         parts = [*bodies[:-1], *([secret_of(jobset, secrets)] if secrets else [])]
         await self._create(request.name, where, [*parts, jobset])
@@ -122,6 +134,20 @@ class GkeProvider:
         made = await api.get(f"{JOBSETS.format(where.namespace)}/{ident}")
         for body in parts:
             await api.patch(f"{_PATHS[body['kind']].format(where.namespace)}/{ident}", belongs_to(made))
+        await self._make_pools(request, where)
+
+    async def _make_pools(self, request: Request, where: Where) -> None:
+        """Not before Kueue lets the JobSet run, unless a pool costs nothing until then: its nodes may be what Kueue waits for."""
+        bodies = [dict(step.body) for step in request.steps if step.verb == CREATE_POOL]
+        if not bodies:
+            return
+        billed = not all(map(grows_from_zero, bodies))
+        if billed and await self.clusters.kueue_version(where.context) is not None:
+            seen = await self.clusters.look(request.name, where)
+            if waits_for_admission(seen):
+                return
+        settings = self.clusters.settings.node_pools
+        await self.pools.ensure(request.name, where.pools, bodies, settings.most if settings is not None else None)
 
     async def _create(self, name: str, where: Where, bodies: list[Fields]) -> None:
         self.clusters.remember(name, where)
@@ -137,8 +163,8 @@ class GkeProvider:
             return Observation(condition="absent")
         seen = await self.clusters.look(name, where)
         if seen.jobset is not None and is_one_shot(seen.jobset):
-            return one_shot_observation(seen, self.owner, HOME)
-        found = observation(seen, self.owner, HOME)
+            return await self.pools.with_pools(name, where.pools, one_shot_observation(seen, self.owner, HOME))
+        found = await self.pools.with_pools(name, where.pools, observation(seen, self.owner, HOME))
         for pod in seen.pods if found.condition == "ready" and seen.jobset is not None else ():
             self._pods[name, _rank(pod, found), pod["status"]["podIP"]] = pod["metadata"]["name"]
         return found
@@ -161,10 +187,12 @@ class GkeProvider:
                 yield lines
 
     async def stop(self, name: str) -> None:
-        """Suspend it."""
+        """Suspend it; node pools of its own, which would cost money all the while, go."""
         where = await self.clusters.where(name)
         if where is not None:
             await self.clusters.suspend(name, where, stopped=True)
+            if where.pools and not (await self.clusters.look(name, where)).pods:
+                await self.pools.remove(name, where.pools)
 
     async def start(self, name: str) -> None:
         """Let it run again, on whatever nodes there are then."""
@@ -184,20 +212,25 @@ class GkeProvider:
         await self.clusters.remove(name, where)
         seen = await self.clusters.look(name, where)
         if seen.jobset is None and not seen.pods and not seen.leftovers:
+            if where.pools and not await self.pools.remove(name, where.pools):
+                return
             self.clusters.forget(name)
             for key in [key for key in self._pods if key[0] == name]:
                 del self._pods[key]
 
     async def list_resources(self) -> list[OwnedResource]:
-        """Every JobSet with Podway's mark, in every context that may hold one."""
+        """Every JobSet with Podway's mark, in every context that may hold one; and every node pool that a launch made."""
         places = await asyncio.to_thread(self.clusters.everywhere)
-        found = []
+        found = await self.pools.owned(await asyncio.to_thread(self.clusters.gke_clusters))
         for where in places:
             found += [_owned(one, pods, where) for one, pods in await self.clusters.owned(where)]
         return found
 
     async def purge(self, resource: OwnedResource) -> None:
-        """The JobSet and what it used go, whoever made them."""
+        """The JobSet and what it used go, whoever made them; or the node pool."""
+        if resource.kind == NODE_POOL_KIND:
+            await self.pools.purge(resource)
+            return
         for where in await asyncio.to_thread(self.clusters.everywhere):
             if where.context != resource.zone:
                 continue
@@ -303,7 +336,13 @@ class GkeProvider:
 
 def _where(request: Request) -> Where:
     context, namespace, _ = request.steps[-1].target.split("/", 2)
-    return Where(context=context, namespace=namespace)
+    pools = [step.target.partition("/nodePools/")[0] for step in request.steps if step.verb == CREATE_POOL]
+    return Where(context=context, namespace=namespace, pools=pools[0] if pools else "")
+
+
+def _objects(request: Request) -> list[Fields]:
+    """What Kubernetes itself is sent."""
+    return [dict(step.body) for step in request.steps if step.verb != CREATE_POOL]
 
 
 def _rank(pod: Fields, seen: Observation) -> int:

@@ -13,7 +13,7 @@ import msgspec
 
 from podway.order import Host
 from podway.providers import Condition, Observation
-from podway.providers.gke.manifests import JOB_INDEX, NAME, POD_INDEX, SLICE
+from podway.providers.gke.manifests import JOB_INDEX, NAME, POD_INDEX, QUEUE, SLICE
 
 Fields = dict[str, Any]
 
@@ -163,6 +163,12 @@ def why_waiting(seen: Seen, wanted: int, ready: int) -> str:
     )
 
 
+def waits_for_admission(seen: Seen) -> bool:
+    """Whether Kueue has yet to let it run."""
+    labels = (seen.jobset or {}).get("metadata", {}).get("labels") or {}
+    return QUEUE in labels and (seen.workload is None or bool(_kueue(seen.workload)))
+
+
 def _kueue(workload: Fields | None) -> str:
     if workload is None:
         return ""
@@ -251,4 +257,15 @@ def condition_of(jobset: Fields, pods: Sequence[Fields]) -> Condition:
     return observation(seen, "", "").condition
 
 
-__all__ = ["SLICE", "STOPPED", "Seen", "blame", "condition_of", "observation", "rank_of", "why_waiting", "worker_of"]
+__all__ = [
+    "SLICE",
+    "STOPPED",
+    "Seen",
+    "blame",
+    "condition_of",
+    "observation",
+    "rank_of",
+    "waits_for_admission",
+    "why_waiting",
+    "worker_of",
+]
