@@ -17,6 +17,16 @@ class OrderVolume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     slice: int | None = None  # of this slice alone; None: of all
 
 
+class OrderBucket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A bucket that the hosts of a cluster have mounted from the start."""
+
+    uri: str
+    target: str  # absolute, or under the home (`~/x`), or relative to the workdir
+    read_only: bool = False
+    arguments: str = ""  # more of the tool's, as a command line has them
+    create: bool = False  # make the bucket when it is absent
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What to provision, resolved: one slice type, how many of it, where, and how it is paid for."""
 
@@ -48,6 +58,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     service_account: str | None = None
     tags: tuple[str, ...] = ()
     volumes: tuple[OrderVolume, ...] = ()  # of a provider that attaches them when it makes the hosts
+    buckets: tuple[OrderBucket, ...] = ()  # of a provider that mounts them when it makes the hosts
     isolated: bool = False  # hosts on the server's machine, as an operating-system user of their own
     own_network: bool = False  # simulated hosts whose ports are their own, as those of machines are
 

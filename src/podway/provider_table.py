@@ -38,7 +38,8 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     place: Literal["google-zone", "zone", "word"] = "zone"
     # Which of image, python, disk, ports, instance-paths, volumes, buckets, replicas, dev, forwarding it does for real; shell:
     # `podway ssh` leads to its hosts, though they have no sshd; own-identity: its hosts reach buckets as themselves; hosts-of-image:
-    # its hosts are containers of the image already; attached-volumes: a volume is a disk that one host has, from its creation on.
+    # its hosts are containers of the image already; attached-volumes: a volume is a disk that one host has, from its creation on;
+    # attached-buckets: hosts have their mounts of buckets from their creation on.
     capabilities: frozenset[str] = frozenset()
     variables: tuple[
         str, ...
@@ -98,7 +99,9 @@ _ROWS = (
         diagnose="podway.providers.gke.diagnose:diagnose",
         aliases=("kubernetes", "k8s"),
         place="word",
-        capabilities=frozenset({"image", "hosts-of-image", "python", "disk", "forwarding", "shell"}),
+        capabilities=frozenset(
+            {"image", "hosts-of-image", "python", "disk", "buckets", "attached-buckets", "forwarding", "shell"}
+        ),
         variables=("KUBECONFIG",),
     ),
     ProviderRow(

@@ -169,6 +169,42 @@ def test_the_second_says_why_it_waits_and_runs_after(cluster: RunningKubernetes,
     wait_until(lambda: pod.client.jobs("other")[-1].state == "SUCCEEDED", 60, "its job to end")
 
 
+def test_buckets_are_mounted_in_the_pods(cluster: RunningKubernetes, pod: Podway, tmp_path: Path) -> None:
+    """By what the launch asked for: a part of one, read only, and one to write to; a task that wants more is refused."""
+    if cluster.nodes is None:
+        pytest.skip("its buckets are directories of pretended nodes")
+    buckets = cluster.nodes.place / "buckets"
+    (buckets / "corpus" / "c4").mkdir(parents=True)
+    (buckets / "corpus" / "c4" / "words.txt").write_text("many words\n")
+    (tmp_path / "work").mkdir()
+    task = tmp_path / "task.yaml"
+    task.write_text(
+        """
+resources: {infra: k8s, accelerators: tpu-v6e-16}
+workdir: work
+file_mounts:
+  /data: {source: gs://corpus/c4, mode: MOUNT, config: {mount: {read_only: true}}}
+  ~/out: {source: gs://runs, mode: MOUNT}
+run: |
+  cat /data/words.txt
+  touch /data/no 2>/dev/null && echo written to what is read only
+  echo $PODWAY_RANK > ~/out/rank-$PODWAY_RANK
+"""
+    )
+    shown = podway(pod, "launch", "--dryrun", "-y", "-c", "io", str(task))
+    assert "gcsfuse.csi.storage.gke.io" in shown and "only-dir=c4" in shown and "gke-gcsfuse/volumes" in shown
+    said = podway(pod, "launch", "--raw", "-y", "-c", "io", str(task))
+    assert said.count("many words") == 4 and "written to" not in said
+    assert sorted(path.name for path in (buckets / "runs").iterdir()) == [f"rank-{rank}" for rank in range(4)]
+    podway(pod, "exec", "io", str(task))
+    other = tmp_path / "other.yaml"
+    other.write_text("file_mounts: {/more: {source: gs://more, mode: MOUNT}}\nrun: ls /more\n")
+    jobs = len(pod.client.jobs("io"))
+    refused = podway(pod, "exec", "io", str(other), code=1)
+    assert "cluster io does not have gs://more mounted at /more" in refused and "--one-shot" in refused
+    assert len(pod.client.jobs("io")) == jobs
+
+
 @pytest.mark.long
 def test_a_preempted_node_brings_the_job_back(cluster: RunningKubernetes, pod: Podway, tmp_path: Path) -> None:
     """The job outlives its hosts where its task says so, and stop and start free and take the quota again."""

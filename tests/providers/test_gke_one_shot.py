@@ -14,6 +14,7 @@ import yaml
 
 from podway.catalog.slices import find_slice
 from podway.cli.manifests import as_yaml
+from podway.control.bucket_mounts import with_buckets
 from podway.control.one_shot_job import exit_of, first_failure
 from podway.errors import UserError
 from podway.order import Order
@@ -66,7 +67,7 @@ def jobset(request: Request) -> dict[str, Any]:
 def test_what_kubectl_apply_takes_is_golden() -> None:
     """PODWAY_REWRITE_GOLDEN=1 after a wanted change. No secret is in it."""
     found = order("v5litepod-16", 2, spot=True, image="docker:gcr.io/p/maxtext:1")
-    request = render_one_shot(CONTEXT, "Seed_128b", found, TASK, "ada")
+    request = render_one_shot(CONTEXT, "Seed_128b", with_buckets(found, [TASK]), TASK, "ada")
     text = as_yaml(msgspec.to_builtins(request), TASK)
     path = GOLDEN.parent / "one-shot.yaml"
     if os.environ.get("PODWAY_REWRITE_GOLDEN"):

@@ -98,6 +98,10 @@ def _bucket_refusal(task: Task, capabilities: frozenset[str], simulated: bool) -
     return None
 
 
+def _is_cached(source: object) -> bool:
+    return isinstance(source, Bucket) and source.mode == "MOUNT_CACHED"
+
+
 def _volume_refusal(task: Task, capabilities: frozenset[str], simulated: bool) -> UserError | None:
     for volume in task.volumes:
         why = _why_no_volume(task, volume, capabilities, simulated)
@@ -247,6 +251,11 @@ def _notes(task: Task, capabilities: frozenset[str], simulated: bool, setup: boo
         )
     if any(isinstance(mount.source, Bucket) and not mount.source.persistent for mount in task.file_mounts):
         notes.append("persistent: false has no effect: Podway never deletes a bucket")
+    cached = [mount for mount in task.file_mounts if _is_cached(mount.source)]
+    if cached and "attached-buckets" in capabilities:
+        notes.append(
+            f"file_mounts {cached[0].target}: MOUNT_CACHED is MOUNT here: a file is in the bucket once it is closed"
+        )
     notes += _volume_notes(task, capabilities, simulated)
     notes += _unattended(task, capabilities, simulated, setup)
     if simulated and any(resources.spot != "no" for resources in task.resources):

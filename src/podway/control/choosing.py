@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from podway.catalog.slices import find_slice
+from podway.control.bucket_mounts import check_mounted
 from podway.control.failover import Place, PlaceRecord, ranked
 from podway.control.records import Cluster
 from podway.control.volumes import check_attached
@@ -164,6 +165,7 @@ def check_fit(cluster: Cluster, task: Task) -> None:
     """A task that names other resources than the cluster has must not run there unnoticed."""
     have = cluster.order
     check_attached(have, cluster.name, task)
+    check_mounted(have, cluster.name, task)
     wanted = [resources.accelerator for resources in task.resources]
     if any(accelerator is None for accelerator in wanted):
         return

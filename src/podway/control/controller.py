@@ -36,6 +36,7 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.blobs import BlobStore
 from podway.providers import Observation, Provider, stoppable
 from podway.quantities import format_count
+from podway.storage.attach import make_missing
 from podway.task.task import Autostop
 
 PATIENCE_S = 2.0  # between tries of an action that failed
@@ -134,6 +135,7 @@ class Controller:
                 crash.point("provision.before-submit")
                 if self._last[1] == 0:
                     await self._event(f"Starting {provisioning.describe(cluster.order)}", kind="progress")
+                await make_missing(cluster.order.buckets, self.parts.blobs.root.parent, self._tell)
                 await submit(provider, cluster, jobs, self.parts.vault)
                 crash.point("provision.after-submit")
                 await self._tell_waiting(seen)
@@ -416,6 +418,9 @@ class Controller:
         if (self.cluster.goal, text) != self._said:
             self._said = (self.cluster.goal, text)
             await self._event(text, kind="error")
+
+    async def _tell(self, text: str) -> None:
+        await self._event(text, kind="progress")
 
     async def _event(self, text: str, kind: Literal["progress", "error"]) -> None:
         event = Event(time=time.time(), cluster_id=self.cluster_id, kind=kind, text=text)

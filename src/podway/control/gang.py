@@ -178,9 +178,9 @@ class Gang:
 
     def _buckets(self) -> Attachment:
         links = [session.link for session in self.fleet.answering()]
-        on_hosts = "own-identity" in self.fleet.row.capabilities
+        capabilities = self.fleet.row.capabilities
         known = self.job.task.env | self.vault.open(self.job.sealed_secrets)
-        return Attachment(self.job.task.file_mounts, links, on_hosts=on_hosts, credentials=known)
+        return Attachment(self.job.task.file_mounts, links, capabilities=capabilities, credentials=known)
 
     async def _phase(self, phase: str) -> Exit | None:
         """Start a phase everywhere and see it through; the exit to blame, or None when all is well."""

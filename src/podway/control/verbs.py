@@ -321,7 +321,7 @@ class Control:
             isolate=self.hosts_here() == "isolated",
             valid_until_s=request.options.valid_until_s,
         )
-        return with_orders(found, lambda order: self.volumes.of_order(request.task, order))
+        return with_orders(found, lambda order: self.volumes.of_order(request, order))
 
     def _create(self, name: str, request: LaunchRequest, caller: Caller, prefer: Prefer | None) -> Cluster:
         choice = self.check_launch(request, name, caller)

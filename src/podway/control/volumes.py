@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from podway.control.access import Caller, Right, check_inventory, check_project, require, right_on
+from podway.control.bucket_mounts import with_buckets
 from podway.control.store import Store
 from podway.control.volume_store import VolumeRecord
 from podway.control.writing import Stale
@@ -211,8 +212,10 @@ class VolumeControl:
             )
         return record
 
-    def of_order(self, task: Task, order: Order) -> Order:
-        """The order with the volumes that its hosts have from the start."""
+    def of_order(self, request: LaunchRequest, order: Order) -> Order:
+        """The order with the buckets and volumes that its hosts have from the start."""
+        task = request.task
+        order = with_buckets(order, (task, *(step.task for step in request.then)))
         if "attached-volumes" not in row_of(order.provider).capabilities:
             return order
         attached = []

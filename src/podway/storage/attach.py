@@ -4,7 +4,8 @@
 2. COPY: where hosts have an identity of their own, each fetches for itself; else the server downloads once and the files fan out
    from host to host like any others, so that no credentials are needed on hosts;
 3. MOUNT and MOUNT_CACHED: a script (render.py) runs on every host as an agent's job of its own, until the cluster ends. One that
-   runs already is left alone; one that has died is started again;
+   runs already is left alone; one that has died is started again. Hosts that are made with their mounts need neither (`make_missing`
+   makes the buckets before them);
 4. at the end of a job `flush` waits until what it wrote to cached mounts is in the bucket.
 """
 
@@ -22,6 +23,7 @@ from podway.hosts.blobs import BlobStore
 from podway.hosts.manifest import FileTree
 from podway.hosts.sync import HostLink, sync
 from podway.hosts.tree import TreeManifest
+from podway.order import OrderBucket
 from podway.storage import permissions
 from podway.storage.address import Address, parse, split_login
 from podway.storage.downloads import Downloads, ObjectStore
@@ -57,16 +59,18 @@ class Attachment:
         mounts: Sequence[FileMount],
         links: Sequence[HostLink],
         *,
-        on_hosts: bool,
+        capabilities: frozenset[str],
         credentials: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         # The storage client's own variable: hosts are to use the server that the control side uses.
         endpoint = os.environ.get("STORAGE_EMULATOR_HOST") or None
+        on_hosts = "own-identity" in capabilities
         # Its login is the server's; hosts with an identity of their own need none.
         endpoint = split_login(endpoint)[0] if endpoint and on_hosts else endpoint
         self._mounts = bucket_mounts(mounts, endpoint)
         self._links = links
         self._on_hosts = on_hosts  # hosts have an identity of their own
+        self._from_start = "attached-buckets" in capabilities  # hosts were made with their mounts
         self._credentials = credentials  # the task's variables and secrets, among which those of other stores may be
 
     async def bring(self, trees: Sequence[FileTree], blobs: BlobStore, *, location: str | None, note: Note) -> None:
@@ -87,13 +91,13 @@ class Attachment:
         for mount in copies:
             await self._pass_on(mount, blobs, note)
         for mount in self._mounts:
-            if mount not in copies:
+            if mount not in copies and not (self._from_start and mount.source.mode != "COPY"):
                 await self._on_each(mount, note)
 
     async def flush(self, note: Note, *, succeeded: bool) -> None:
         """What was written to cached mounts is in the bucket; what is not, after long, is said."""
         seconds = FLUSH_S if succeeded else SHORT_FLUSH_S
-        for mount in self._mounts:
+        for mount in self._mounts if not self._from_start else ():
             if mount.source.mode == "MOUNT_CACHED" and not mount.source.read_only:
                 answers = await self._everywhere(lambda link, mount=mount: self._flush(link, mount, seconds))  # type: ignore[misc]
                 late = [str(answer) for answer in answers if isinstance(answer, Exception)]
@@ -171,6 +175,14 @@ class Attachment:
         await link.call("forget", job=key)
         if done.get("code") != 0:
             raise _Failed(output)
+
+
+async def make_missing(buckets: Sequence[OrderBucket], root: Path, note: Note) -> None:
+    """Those that a task would have made, before hosts are made that mount them."""
+    for wanted in [one for one in buckets if one.create]:
+        address = parse(wanted.uri)
+        if await asyncio.to_thread(lambda address=address: _open_gcs(root).ensure(address)):  # type: ignore[misc]
+            await note(f"Made the bucket gs://{address.bucket}")
 
 
 def told(output: str) -> str:

@@ -44,6 +44,7 @@ def diagnose(root: Path) -> Iterator[Finding]:
     yield from ask("rights", lambda: _rights(api, namespace, version is not None))
     for what, path in _named(settings, namespace):
         yield from ask(what, lambda path=path: _there(api, path))  # type: ignore[misc]
+    yield from ask("buckets", lambda: _driver(api))
     yield from ask("TPU nodes", lambda: _nodes(api))
 
 
@@ -113,6 +114,20 @@ def _there(api: KubernetesApi, path: str) -> str:
             raise
         raise UserError("gke.yaml names it, and it is not there", "make it, or change gke.yaml") from None
     return "there"
+
+
+def _driver(api: KubernetesApi) -> str:
+    from podway.providers.gke.bucket_driver import ENABLE, PATH
+
+    try:
+        api.call("GET", PATH, timeout=LOOK_S)
+    except UserError:
+        return "no right to see whether the gcsfuse driver is there"
+    except ProviderError as error:
+        if error.transient:
+            raise
+        return f"copied, not mounted: the gcsfuse driver is not there (to have it: {ENABLE})"
+    return "can be mounted: the gcsfuse driver is there"
 
 
 def _nodes(api: KubernetesApi) -> str:

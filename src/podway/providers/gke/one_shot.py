@@ -30,6 +30,7 @@ from podway.providers.gke.manifests import (
     metadata,
     object_name,
 )
+from podway.providers.gke.pod_volumes import pod_volumes
 from podway.providers.gke.render import HOME, request_of
 from podway.task.task import Bucket, LocalDir, Task
 
@@ -84,7 +85,7 @@ def render_one_shot(context: JobSetContext, name: str, order: Order, task: Task,
     scripts = {"setup": _script(name, order, task, user, "setup"), "run": _script(name, order, task, user, "run")}
     files = scripts | _files(envs, short, order, ident)
     config: Manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(context, name), "data": files}
-    mounts, volumes, annotations = _buckets(task)
+    seen = pod_volumes(context, order, HOME)
     container = Container(
         image=image_of(context, order),
         command=("bash", "-c", _start(order, task)),
@@ -95,13 +96,13 @@ def render_one_shot(context: JobSetContext, name: str, order: Order, task: Task,
             {"name": "PODWAY_WORKER", "valueFrom": _field(f"metadata.annotations['{POD_INDEX}']")},
         ),
         env_from=({"secretRef": {"name": ident}},) if task.secrets else (),
-        mounts=({"name": "run", "mountPath": FOLDER}, {"name": "home", "mountPath": HOME}, *mounts),
+        mounts=({"name": "run", "mountPath": FOLDER}, {"name": "home", "mountPath": HOME}, *seen.mounts),
         volumes=(
             {"name": "run", "configMap": {"name": ident}},
             {"name": "home", "emptyDir": {}},
-            *volumes,
+            *seen.volumes,
         ),
-        annotations=annotations,
+        annotations=seen.annotations,
         grace_s=GRACE_S if task.stop_duration_s is None else task.stop_duration_s,
     )
     made = jobset(context, name, order, container, restarts_of(task))
@@ -230,28 +231,6 @@ def _start(order: Order, task: Task) -> str:
         life=SHORTEST_LIFE_S,
         in_setup=IN_SETUP,
     )
-
-
-def _buckets(task: Task) -> tuple[list[Manifest], list[Manifest], dict[str, str]]:
-    """Buckets by GKE's gcsfuse driver, whose sidecar is asked for by an annotation."""
-    mounts: list[Manifest] = []
-    volumes: list[Manifest] = []
-    for number, mount in enumerate(one for one in task.file_mounts if isinstance(one.source, Bucket)):
-        source = mount.source
-        assert isinstance(source, Bucket)
-        bucket, _, prefix = source.uri.removeprefix("gs://").partition("/")
-        options = ["implicit-dirs", *([f"only-dir={prefix.strip('/')}"] if prefix.strip("/") else [])]
-        attributes = {"bucketName": bucket, "mountOptions": ",".join(options)}
-        csi = {"driver": "gcsfuse.csi.storage.gke.io", "readOnly": source.read_only, "volumeAttributes": attributes}
-        volumes.append({"name": f"bucket-{number}", "csi": csi})
-        mounts.append({"name": f"bucket-{number}", "mountPath": _path(mount.target), "readOnly": source.read_only})
-    return mounts, volumes, {"gke-gcsfuse/volumes": "true"} if volumes else {}
-
-
-def _path(target: str) -> str:
-    if target.startswith("/"):
-        return target
-    return f"{HOME}/{target[2:]}" if target.startswith("~/") else f"{HOME}/sky_workdir/{target}"
 
 
 def _field(path: str) -> Manifest:

@@ -21,6 +21,7 @@ from podway.hosts.pod_address import PodAddress
 from podway.order import Host, Order
 from podway.providers import Observation, Offer, OutputLine, OwnedResource, Request, RunObservation, Shell
 from podway.providers.gke.api import Conflict, Fields, KubernetesApi, NotFound
+from podway.providers.gke.bucket_driver import check_driver
 from podway.providers.gke.clusters import CONFIG_MAPS, JOBSETS, PODS, SECRETS, Clusters, Where
 from podway.providers.gke.launch_pools import NODE_POOL_KIND, LaunchPools
 from podway.providers.gke.manifests import (
@@ -36,6 +37,7 @@ from podway.providers.gke.manifests import (
 from podway.providers.gke.offers import find_offers
 from podway.providers.gke.one_shot import render_one_shot
 from podway.providers.gke.pod_logs import follow_log
+from podway.providers.gke.pod_volumes import uses_driver
 from podway.providers.gke.pool_render import CREATE_POOL, grows_from_zero, plan_pools, with_pools
 from podway.providers.gke.render import HOME, render, with_agent
 from podway.providers.gke.runs import belongs_to, is_one_shot, one_shot_observation, run_observation, secret_of
@@ -150,8 +152,10 @@ class GkeProvider:
         await self.pools.ensure(request.name, where.pools, bodies, settings.most if settings is not None else None)
 
     async def _create(self, name: str, where: Where, bodies: list[Fields]) -> None:
-        self.clusters.remember(name, where)
         api = self.clusters.api(where.context)
+        if uses_driver(bodies[-1]):
+            await check_driver(api)
+        self.clusters.remember(name, where)
         for body in bodies:
             with contextlib.suppress(Conflict):  # submitted before
                 await api.create(_PATHS[body["kind"]].format(where.namespace), body)

@@ -27,6 +27,7 @@ from podway.providers.gke.manifests import (
     metadata,
     object_name,
 )
+from podway.providers.gke.pod_volumes import pod_volumes
 
 AGENT = "the agent, packed by gzip"
 HOME = "/podway/home"
@@ -97,6 +98,7 @@ def _agent(context: JobSetContext, name: str) -> Manifest:
 
 
 def _jobset(context: JobSetContext, name: str, order: Order) -> Manifest:
+    seen = pod_volumes(context, order, HOME)
     container = Container(
         image=image_of(context, order),
         command=("bash", "-c", START),
@@ -106,11 +108,13 @@ def _jobset(context: JobSetContext, name: str, order: Order) -> Manifest:
             {"name": "PODWAY_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "PODWAY_HOST_ID", "value": f"{context.owner}/{name}"},
         ),
-        mounts=({"name": "agent", "mountPath": FOLDER}, {"name": "home", "mountPath": HOME}),
+        mounts=({"name": "agent", "mountPath": FOLDER}, {"name": "home", "mountPath": HOME}, *seen.mounts),
         volumes=(
             {"name": "agent", "configMap": {"name": object_name(context.owner, name)}},
             {"name": "home", "emptyDir": _home(order)},
+            *seen.volumes,
         ),
+        annotations=seen.annotations,
     )
     # No restarts of its own: what comes after a lost host is decided by the task's `recovery`, as with every provider.
     return jobset(context, name, order, container, Restarts())

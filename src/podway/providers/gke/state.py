@@ -2,7 +2,8 @@
 
 `Seen` holds what was read: the JobSet, its pods, Kueue's Workload and the latest events. The condition comes from the JobSet and the
 pods; why it waits, in one sentence, from whatever says most: Kueue's quota and admission checks first, then images that cannot be
-pulled, the scheduler's and the autoscaler's word on pods without a node, and the events of Jobs that could make no pods.
+pulled, volumes that cannot be mounted, the scheduler's and the autoscaler's word on pods without a node, and the events of Jobs that
+could make no pods.
 """
 
 import re
@@ -157,6 +158,7 @@ def why_waiting(seen: Seen, wanted: int, ready: int) -> str:
     return (
         _kueue(seen.workload)
         or _images(seen.pods)
+        or _mounts(seen)
         or _unschedulable(seen)  # before `_no_pods`: JobSet refuses a slice's other pods until the first has a node
         or _no_pods(seen, wanted)
         or f"{ready} of {wanted} pods are ready"
@@ -213,6 +215,20 @@ def _images(pods: Sequence[Fields]) -> str:
                 return f"the image {one.get('image')} cannot be pulled: {said}"
             if waiting.get("reason") in _NEVER:
                 return f"pod {pod['metadata']['name']}: {_one_line(waiting.get('message') or waiting['reason'])}"
+    return ""
+
+
+def _mounts(seen: Seen) -> str:
+    """What a node says of a volume that it cannot give a pod, as long as that has not started."""
+    waiting = {
+        pod["metadata"]["name"]
+        for pod in seen.pods
+        if (pod.get("spec") or {}).get("nodeName") and (pod.get("status") or {}).get("phase") in (None, "Pending")
+    }
+    for event in reversed(seen.events):
+        about = (event.get("involvedObject") or {}).get("name")
+        if about in waiting and event.get("reason") in ("FailedMount", "FailedAttachVolume"):
+            return f"a volume of pod {about} cannot be mounted: {_one_line(event.get('message', ''))}"
     return ""
 
 

@@ -23,10 +23,12 @@ import msgspec
 
 from podway.catalog.slices import find_slice
 from podway.errors import ProviderError, UserError
-from podway.providers.gke.api import Fields, KubernetesApi, NotFound
+from podway.providers.gke.api import Conflict, Fields, KubernetesApi, NotFound
+from podway.providers.gke.pod_volumes import DRIVER
 from podway.sandbox.kubernetes.certificates import self_signed
 from podway.sandbox.kubernetes.kubelet import Kubelet
 from podway.sandbox.kubernetes.objects import now
+from podway.sandbox.kubernetes.pod_directories import directory_of
 from podway.sandbox.kubernetes.pod_log import PodLog
 
 LOOK_S = 0.1
@@ -115,6 +117,9 @@ class Nodes:
         if client_ca:
             secured.verify_mode = ssl.CERT_OPTIONAL
             secured.load_verify_locations(client_ca)
+        with contextlib.suppress(Conflict):  # as GKE's addon does: these nodes mount buckets
+            modes = {"attachRequired": False, "volumeLifecycleModes": ["Ephemeral"]}
+            api.call("POST", "/apis/storage.k8s.io/v1/csidrivers", {"metadata": {"name": DRIVER}, "spec": modes})
         number = 0
         for pool in pools:
             tpu = find_slice(pool.accelerator_type) if pool.accelerator_type else None
@@ -250,15 +255,19 @@ class Nodes:
         place.mkdir(exist_ok=True)
         address = self._addresses[spec["nodeName"]]
         env = self._environment(pod, container, address)
-        volumes = {one["name"]: self._volume(pod, one, place) for one in spec.get("volumes") or ()}
+        volumes = {one["name"]: directory_of(self.api, self.place, pod, one) for one in spec.get("volumes") or ()}
         mounts = [
-            [str(volumes[one["name"]]), one["mountPath"]]
+            [str(volumes[one["name"]]), one["mountPath"], bool(one.get("readOnly"))]
             for one in container.get("volumeMounts") or ()
             if one["name"] in volumes
         ]
         run = {
             "root": str(place / "root"),
-            "mounts": [*mounts, [str(self._hosts), "/etc/hosts"], [str(place / ENDED), "/dev/termination-log"]],
+            "mounts": [
+                *mounts,
+                [str(self._hosts), "/etc/hosts", False],
+                [str(place / ENDED), "/dev/termination-log", False],
+            ],
             "hostname": (spec.get("hostname") or metadata["name"])[:63],
             "command": [*(container.get("command") or ()), *(container.get("args") or ())],
             "env": env,
@@ -326,21 +335,6 @@ class Nodes:
         found = self.api.call("GET", f"/api/v1/namespaces/{namespace}/secrets/{name}")
         plain = {key: base64.b64decode(value).decode() for key, value in (found.get("data") or {}).items()}
         return plain | (found.get("stringData") or {})
-
-    def _volume(self, pod: Fields, volume: Fields, place: Path) -> Path:
-        folder: Path = place / "volumes" / volume["name"]
-        if "csi" in volume:  # a bucket: one directory for all pods
-            folder = self.place / "buckets" / volume["csi"]["volumeAttributes"]["bucketName"]
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o777)
-        if "configMap" in volume:
-            path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/configmaps/{volume['configMap']['name']}"
-            found = self.api.call("GET", path)
-            for name, text in (found.get("data") or {}).items():
-                (folder / name).write_text(text)
-            for name, data in (found.get("binaryData") or {}).items():
-                (folder / name).write_bytes(base64.b64decode(data))
-        return folder
 
     def _write_hosts(self, pods: list[Fields]) -> None:
         """In place: pods have this very file as /etc/hosts."""

@@ -39,13 +39,15 @@ def boot(spec: dict[str, object]) -> None:
     _make_devices(root / "dev")
     for name in ("tmp", "run"):
         mount("tmpfs", str(root / name), "tmpfs", NOSUID | NODEV, "mode=1777")
-    for source, target_path in spec["mounts"]:  # type: ignore[attr-defined]
+    for source, target_path, read_only in spec["mounts"]:  # type: ignore[attr-defined]
         place = root / str(target_path).lstrip("/")
         if Path(source).is_dir():
             place.mkdir(parents=True, exist_ok=True)
         elif not place.exists():
             place.touch()
         mount(str(source), str(place), None, BIND)
+        if read_only:
+            mount("none", str(place), None, REMOUNT | BIND | RDONLY)
     socket.sethostname(str(spec["hostname"]))
     os.chroot(root)
     os.chdir("/")

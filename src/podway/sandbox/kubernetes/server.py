@@ -46,6 +46,7 @@ KINDS = {
     "mutatingwebhookconfigurations": ("admissionregistration.k8s.io", "MutatingWebhookConfiguration", False),
     "validatingwebhookconfigurations": ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration", False),
     "apiservices": ("apiregistration.k8s.io", "APIService", False),
+    "csidrivers": ("storage.k8s.io", "CSIDriver", False),
     "priorityclasses": ("scheduling.k8s.io", "PriorityClass", False),
     "jobsets": ("jobset.x-k8s.io", "JobSet", True),
     "workloads": ("kueue.x-k8s.io", "Workload", True),
@@ -56,6 +57,7 @@ KINDS = {
 BUILT_IN = dict.fromkeys(
     (
         "scheduling.k8s.io",
+        "storage.k8s.io",
         "apps",
         "rbac.authorization.k8s.io",
         "apiextensions.k8s.io",

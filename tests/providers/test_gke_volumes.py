@@ -1,0 +1,160 @@
+"""What pods have mounted: buckets by the gcsfuse driver."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from podway.control.bucket_mounts import check_mounted, with_buckets
+from podway.control.capability_check import remarks
+from podway.errors import UserError
+from podway.order import Order, OrderBucket
+from podway.provider_table import row_of
+from podway.providers.gke.diagnose import diagnose
+from podway.providers.gke.manifests import JobSetContext
+from podway.providers.gke.pod_volumes import DRIVER, pod_volumes
+from podway.providers.gke.provider import GkeProvider
+from podway.providers.gke.render import render
+from podway.providers.gke.settings import GkeSettings
+from podway.providers.gke.state import Seen, observation
+from podway.sandbox.kubernetes.running import RunningKubernetes, running_kubernetes
+from podway.task.task import Bucket, FileMount, LocalDir, Task
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "gke"
+CONTEXT = JobSetContext(
+    owner="ab12cd34", context="east", namespace="default", settings=GkeSettings(service_account="trainer")
+)
+ORDER = Order(accelerator_type="v6e-16", topology="4x4", provider="gke", hosts_per_slice=4, chips_per_host=4)
+TASK = Task(
+    run="x",
+    file_mounts=(
+        FileMount(target="/data", source=Bucket(uri="gs://corpus/c4/en/", read_only=True)),
+        FileMount(target="~/out", source=Bucket(uri="gs://runs", options={"mount_options": "--uid 7 -o noexec"})),
+        FileMount(target="cache", source=Bucket(uri="gs://cache", mode="MOUNT_CACHED", options={"transfers": "9"})),
+        FileMount(target="~/copied", source=Bucket(uri="gs://corpus", mode="COPY")),
+        FileMount(target="~/own", source=LocalDir(path="/x")),
+    ),
+)
+
+
+def golden(name: str, found: Any) -> None:
+    """PODWAY_REWRITE_GOLDEN=1 after a wanted change."""
+    text = json.dumps(msgspec.to_builtins(found), indent=2) + "\n"
+    path = GOLDEN / f"{name}.json"
+    if os.environ.get("PODWAY_REWRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_a_cluster_with_buckets_is_golden() -> None:
+    golden("buckets", render(CONTEXT, "demo", with_buckets(ORDER, [TASK])))
+
+
+def test_the_identity_of_a_pod() -> None:
+    """By name on the node's network; by itself elsewhere; the node's where no service account is named."""
+    order = with_buckets(ORDER, [TASK])
+
+    def attributes(**settings: Any) -> dict[str, str]:
+        context = msgspec.structs.replace(CONTEXT, settings=GkeSettings(**settings))
+        found: dict[str, str] = pod_volumes(context, order, "/h").volumes[0]["csi"]["volumeAttributes"]
+        return found
+
+    assert attributes(service_account="trainer")["hostNetworkPodKSA"] == "true"
+    assert "hostNetworkPodKSA" not in attributes(service_account="trainer", host_network=False)
+    assert "hostNetworkPodKSA" not in attributes()
+    assert attributes() == {"bucketName": "corpus", "mountOptions": "implicit-dirs,only-dir=c4/en"}
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ("", []),
+        ("--uid=7 --gid 8", ["uid=7", "gid=8"]),
+        ("-o ro -o allow_other", ["ro", "allow_other"]),
+        ("file-mode=664", ["file-mode=664"]),
+    ],
+)
+def test_arguments_of_gcsfuse_become_options_of_the_driver(given: str, options: list[str]) -> None:
+    order = msgspec.structs.replace(ORDER, buckets=(OrderBucket(uri="gs://b", target="/d", arguments=given),))
+    (volume,) = pod_volumes(CONTEXT, order, "/h").volumes
+    assert volume["csi"]["volumeAttributes"]["mountOptions"].split(",") == ["implicit-dirs", *options]
+
+
+@pytest.mark.parametrize(("given", "said"), [("--a 'b", "cannot be taken apart"), ("--a b,c", "a comma")])
+def test_arguments_that_cannot_be(given: str, said: str) -> None:
+    order = msgspec.structs.replace(ORDER, buckets=(OrderBucket(uri="gs://b", target="/d", arguments=given),))
+    with pytest.raises(UserError, match=said):
+        pod_volumes(CONTEXT, order, "/h")
+
+
+def test_a_task_on_a_cluster_whose_pods_lack_its_mounts_is_refused() -> None:
+    order = with_buckets(ORDER, [TASK])
+    check_mounted(order, "demo", TASK)
+    check_mounted(order, "demo", Task(run="x"))
+    for mount in (
+        FileMount(target="/data", source=Bucket(uri="gs://other")),
+        FileMount(target="/elsewhere", source=Bucket(uri="gs://corpus/c4/en", read_only=True)),
+        FileMount(target="/data", source=Bucket(uri="gs://corpus/c4/en")),
+    ):
+        with pytest.raises(UserError, match=r"cluster demo does not have gs://.* mounted at /") as caught:
+            check_mounted(order, "demo", Task(run="x", file_mounts=(mount,)))
+        assert all(word in caught.value.hint for word in ("podway down demo", "--one-shot", "mode: COPY"))
+    copied = FileMount(target="/data", source=Bucket(uri="gs://other", mode="COPY"))
+    check_mounted(order, "demo", Task(run="x", file_mounts=(copied,)))
+    check_mounted(msgspec.structs.replace(ORDER, provider="gcp"), "demo", TASK)  # its hosts mount by themselves
+
+
+def test_steps_of_a_pipeline_share_their_pods() -> None:
+    one, other = (
+        Task(run="x", file_mounts=(FileMount(target="/d", source=Bucket(uri=uri)),)) for uri in ("gs://a", "gs://b")
+    )
+    assert len(with_buckets(ORDER, [one, one]).buckets) == 1
+    with pytest.raises(UserError, match="both gs://a and gs://b"):
+        with_buckets(ORDER, [one, other])
+
+
+def test_what_is_not_as_elsewhere_is_said() -> None:
+    found = remarks(TASK, row_of("gke").capabilities, simulated=False)
+    assert found.refusal is None
+    assert any("MOUNT_CACHED is MOUNT here" in note for note in found.notes)
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningKubernetes]:
+    """Without nodes, and so without the driver."""
+    with running_kubernetes(tmp_path) as running:
+        monkeypatch.setenv("KUBECONFIG", str(running.kubeconfig))
+        yield running
+
+
+def test_a_cluster_without_the_driver(kubernetes: RunningKubernetes, tmp_path: Path) -> None:
+    """Nothing is made; whoever may not see drivers is not refused."""
+    provider = GkeProvider(tmp_path)
+    request = provider.render("demo", with_buckets(ORDER, [TASK]))
+    with pytest.raises(UserError, match=f"context pretend has no {DRIVER}") as caught:
+        asyncio.run(provider.submit(request))
+    assert "GcsFuseCsiDriver=ENABLED" in caught.value.hint and "mode: COPY" in caught.value.hint
+    assert kubernetes.objects.count() == {}
+    said = {one.what: one for one in diagnose(tmp_path)}
+    assert said["buckets"].ok and "the gcsfuse driver is not there" in said["buckets"].note
+    kubernetes.api.forbidden = lambda method, plural: plural == "csidrivers"
+    asyncio.run(provider.submit(request))
+    assert "no right to see" in {one.what: one for one in diagnose(tmp_path)}["buckets"].note
+    kubernetes.api.forbidden = lambda method, plural: False
+    asyncio.run(provider.destroy("demo"))
+    asyncio.run(provider.destroy("demo"))
+
+
+def test_a_mount_that_fails_is_why_it_waits() -> None:
+    pod = {"metadata": {"name": "demo-0"}, "spec": {"nodeName": "n"}, "status": {"phase": "Pending"}}
+    about = {"involvedObject": {"name": "demo-0"}}
+    event = {"reason": "FailedMount", "message": "MountVolume.SetUp failed:\n bucket corpus not found", **about}
+    template = {"spec": {"parallelism": 1}}
+    jobset = {"metadata": {"name": "demo"}, "spec": {"replicatedJobs": [{"template": template}]}}
+    seen = observation(Seen(jobset=jobset, pods=(pod,), events=(event,)), "o", "/h")
+    assert seen.reason == "a volume of pod demo-0 cannot be mounted: MountVolume.SetUp failed: bucket corpus not found"
