@@ -36,10 +36,9 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     # What follows the name in `--infra NAME/…`: a Google Cloud region and zone, a region and zone, or one word of its own
     # (the pool, the context).
     place: Literal["google-zone", "zone", "word"] = "zone"
-    # Which of image, python, disk, ports, instance-paths, volumes, buckets, replicas, dev, forwarding it does for real; shell:
-    # `podway ssh` leads to its hosts, though they have no sshd; own-identity: its hosts reach buckets as themselves; hosts-of-image:
-    # its hosts are containers of the image already; attached-volumes: a volume is a disk that one host has, from its creation on;
-    # attached-buckets: hosts have their mounts of buckets from their creation on.
+    # Which of image, python, disk, ports, instance-paths, volumes, buckets, replicas, dev, forwarding it does for real; own-identity:
+    # its hosts reach buckets as themselves; hosts-of-image: its hosts are containers of the image already; attached-volumes: a volume
+    # is a disk that hosts have from their creation on; attached-buckets: the same of mounts of buckets.
     capabilities: frozenset[str] = frozenset()
     variables: tuple[
         str, ...
@@ -100,7 +99,7 @@ _ROWS = (
         aliases=("kubernetes", "k8s"),
         place="word",
         capabilities=frozenset(
-            {"image", "hosts-of-image", "python", "disk", "buckets", "attached-buckets", "forwarding", "shell"}
+            {"image", "hosts-of-image", "python", "disk", "buckets", "attached-buckets", "dev", "forwarding"}
         ),
         variables=("KUBECONFIG",),
     ),

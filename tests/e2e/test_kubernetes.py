@@ -4,6 +4,7 @@ import fcntl
 import os
 import pty
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -145,6 +146,11 @@ run: |
     )
     assert podway(pod, "ssh", "two", "--", "cat", stdin="through stdin") == "through stdin"
     at_a_terminal(pod, "two")
+    if shutil.which("ssh"):
+        config = str(pod.home / "ssh" / "config")
+        wait_until((pod.home / "ssh" / "hosts" / "two").exists, 60, "the entry")
+        said = subprocess.run(["ssh", "-F", config, "two-worker5", "echo $PODWAY_RANK; exit 3"], capture_output=True)
+        assert (said.stdout, said.returncode) == (b"5\n", 3), said.stderr
     assert "UP" in podway(pod, "status")
     assert "on rank 3" in podway(pod, "exec", "two", "--raw", "echo on rank $PODWAY_RANK")
     failed = podway(pod, "exec", "two", "echo last words; [ $PODWAY_RANK != 5 ] || exit 7", code=100)

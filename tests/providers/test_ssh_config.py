@@ -72,7 +72,9 @@ def test_openssh_reads_it(files: SshFiles) -> None:
 
 def test_a_simulated_host_is_a_command_and_a_teams_is_fetched_first(files: SshFiles) -> None:
     known = files.known_hosts("sim")
-    blocks = [proxied_options("sim", rank, f"own/sim-{rank}", files.home, known) for rank in (0, 1)]
+    blocks = [
+        proxied_options("sim", rank, files.home, known, {"PODWAY_ATTACHED": f"own/sim-{rank}"}) for rank in (0, 1)
+    ]
     files.write_entry("sim", entry_text("sim", blocks, NOBODY))
     command = parsed(files, "sim-worker1")["proxycommand"]
     assert command.endswith("-P -m podway.cli.main ssh-proxy sim 1") and "PODWAY_ATTACHED=own/sim-1" in command

@@ -287,8 +287,8 @@ def _offer_ssh(client: Client, screen: Screen, name: str, *, ask: bool) -> str:
 
     cluster = client.cluster(name)
     row = find_row(cluster.order.provider)
-    if row is not None and row.opens and "dev" not in row.capabilities:  # no sshd: `ssh NAME` leads nowhere
-        return f"podway ssh {name}" if "shell" in row.capabilities else ""
+    if row is not None and row.opens and "dev" not in row.capabilities:  # `ssh NAME` leads nowhere
+        return ""
     return offer_ssh_name(client, screen, cluster, ask=ask) if cluster.state == "UP" else f"podway ssh {name}"
 
 

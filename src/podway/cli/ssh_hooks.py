@@ -1,4 +1,4 @@
-"""What entries of an ssh config run (hosts/ssh/config.py): `ssh-proxy` serves a simulated host, `ssh-login` fetches a certificate.
+"""What entries of an ssh config run (hosts/ssh/config.py): `ssh-proxy` serves a simulated host or a pod, `ssh-login` fetches a certificate.
 
 Their standard output belongs to ssh; what goes wrong is one line on stderr.
 """
@@ -14,12 +14,16 @@ from podway.server.client import Client
 @click.argument("cluster")
 @click.argument("rank", type=click.IntRange(min=0))
 def proxy(cluster: str, rank: int) -> None:
-    """Speak ssh on stdin and stdout, for one simulated host."""
+    """Speak ssh on stdin and stdout, for one simulated host or pod."""
     from podway.extras import load
 
     login = Client().host_login(cluster, rank)
     if login.endpoint is not None:
-        raise UserError(f"cluster {cluster} is not simulated any more", "run the ssh command again")
+        raise UserError(f"cluster {cluster} has an sshd by now", "run the ssh command again")
+    if login.pod is not None:
+        pods = load("podway.providers.gke.pod_ssh", "ssh", "ssh to a pod")
+        pods.run(login.pod, login.home, login.env, home() / "ssh")
+        return
     module = load("podway.hosts.ssh.stdio_server", "ssh", "ssh to a simulated host")
     module.run(login.home, login.env, home() / "ssh")
 

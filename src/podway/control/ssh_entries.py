@@ -5,20 +5,22 @@ For whoever runs this server; a person at a team's server has files of their own
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 from podway.control.records import Cluster, ClusterState
 from podway.errors import ProviderError, UserError
+from podway.hosts.agent.connections import ATTACHED_VARIABLE
 from podway.hosts.ssh.config import (
     SshFiles,
     endpoint_options,
     entry_text,
     names_taken,
+    proxied_alias,
     proxied_options,
-    simulated_alias,
     user_config,
 )
-from podway.hosts.ssh.keys import simulated_host_key
+from podway.hosts.ssh.keys import proxied_host_key
 from podway.order import Host
 from podway.providers import Provider, SupportsShell
 
@@ -34,7 +36,8 @@ class SshEntries:
 
     async def publish(self, provider: Provider, cluster: Cluster) -> None:
         """Write the entries of its hosts, or remove them where it has none that are up."""
-        hosts = cluster.hosts if cluster.state is ClusterState.UP and cluster.goal == "up" else ()
+        up = cluster.state is ClusterState.UP and cluster.goal == "up" and not cluster.one_shot
+        hosts = cluster.hosts if up else ()
         if hosts == self._written or not isinstance(provider, SupportsShell):
             return
         try:
@@ -54,12 +57,13 @@ class SshEntries:
         known, blocks, keys = files.known_hosts(name), [], dict[str, None]()
         for host in hosts:
             shell = provider.shell(host, {})
-            if shell.pod is not None:
-                raise UserError("pods have no sshd", f"use: podway ssh {name}")
             if shell.endpoint is not None:
                 blocks.append(endpoint_options(shell.endpoint, known))
                 keys |= dict.fromkeys(shell.known_hosts)
             else:
-                blocks.append(proxied_options(name, host.rank, host.id, files.home, known))
-                keys[f"{simulated_alias(name)} {simulated_host_key(files.folder).public}"] = None
+                # A pod is asked for with the rights that made it, wherever ssh is called.
+                kept = {key: value for key in ("KUBECONFIG",) if (value := os.environ.get(key))}
+                variables = {ATTACHED_VARIABLE: host.id} if shell.pod is None else kept
+                blocks.append(proxied_options(name, host.rank, files.home, known, variables))
+                keys[f"{proxied_alias(name)} {proxied_host_key(files.folder).public}"] = None
         files.write_entry(name, entry_text(name, blocks, names_taken(user_config(), files.config)), list(keys))

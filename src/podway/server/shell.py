@@ -18,16 +18,18 @@ import msgspec
 from podway.errors import UserError
 from podway.home import home
 from podway.hosts.agent.connections import ATTACHED_VARIABLE
-from podway.hosts.pod_address import PodAddress
+from podway.hosts.pod_address import PodAddress, attached_command
 from podway.hosts.ssh.config import (
     SshFiles,
     endpoint_options,
     known_hosts_text,
+    proxied_alias,
+    proxied_options,
     ssh_command,
     write_private,
 )
 from podway.hosts.ssh.endpoint import Endpoint
-from podway.hosts.ssh.keys import key_pair
+from podway.hosts.ssh.keys import key_pair, proxied_host_key
 from podway.server.api import NO_CERTIFICATES, CertificateBody, CertificateReply, ShellReply
 from podway.server.connection import ServerConnection
 
@@ -120,10 +122,17 @@ def shell_command(login: HostLogin, command: str | None, *, cluster: str, rank: 
 
 def write_login(login: HostLogin, cluster: str, rank: int) -> None:
     """The file that the entry of a team's host includes."""
-    if login.endpoint is None:
-        raise UserError(f"cluster {cluster} has no sshd", f"use: podway ssh {cluster}")
     files = SshFiles(home())
-    lines = endpoint_options(login.endpoint, _write_known_hosts(login, cluster, rank))
+    if login.pod is not None:
+        key = proxied_host_key(files.folder).public
+        login = msgspec.structs.replace(login, known_hosts=(f"{proxied_alias(cluster)} {key}",))
+    elif login.endpoint is None:
+        raise UserError(f"cluster {cluster} has no sshd", f"use: podway ssh {cluster}")
+    known = _write_known_hosts(login, cluster, rank)
+    if login.endpoint is None:
+        lines = proxied_options(cluster, rank, files.home, known)
+    else:
+        lines = endpoint_options(login.endpoint, known)
     write_private(files.login(cluster, rank), "".join(f"{line}\n" for line in lines))
 
 
@@ -148,13 +157,12 @@ def _here(login: HostLogin, command: str | None) -> ShellCommand:
 
 
 def _in_pod(login: HostLogin, pod: PodAddress, command: str | None) -> ShellCommand:
-    """By the API server, with this person's KUBECONFIG. The outer shell tells the pod's agent that somebody is there."""
-    inner = f"env -u {ATTACHED_VARIABLE} sh -c {shlex.quote(_entering(login.home, login.env, command))}"
-    outer = f'{ATTACHED_VARIABLE}="$PODWAY_HOST_ID" exec sh -c {shlex.quote(f"trap : INT; {inner}; exit $?")}'
+    """By the API server, with this person's KUBECONFIG."""
+    words = attached_command(_entering(login.home, login.env, command))
     terminal = ["--tty"] if command is None and sys.stdin.isatty() else []
     address = msgspec.json.encode(pod).decode()
     module = "podway.providers.gke.pod_shell"
-    return ShellCommand(argv=[sys.executable, "-m", module, address, *terminal, "--", "sh", "-c", outer])
+    return ShellCommand(argv=[sys.executable, "-m", module, address, *terminal, "--", *words], by_ssh=True)
 
 
 def _checked_pod(pod: PodAddress) -> PodAddress:

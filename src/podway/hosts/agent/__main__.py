@@ -1,7 +1,8 @@
-"""The agent's command line: `serve`, `call` and, for its own use, `runner` and `enter`.
+"""The agent's command line: `serve`, `call`, `sftp` and, for its own use, `runner` and `enter`.
 
 python3 agent.pyz serve --home DIR [--address IP] [--daemon]     run this host's agent
 python3 agent.pyz call --home DIR                                requests on stdin, replies on stdout
+python3 agent.pyz sftp                                           an SFTP server on stdin and stdout
 python3 agent.pyz runner STATE JOB PHASE                         run one phase (the agent starts these)
 python3 agent.pyz enter                                          become a process of a container (the runner starts these)
 """
@@ -25,6 +26,10 @@ def main(arguments: list[str], version: str) -> int:
         from . import enter
 
         enter.main()
+    if arguments == ["sftp"]:
+        from . import sftp
+
+        return sftp.main()
     options = _options(arguments[1:])
     if not arguments or options is None or "--home" not in options:
         print(USAGE, file=sys.stderr)

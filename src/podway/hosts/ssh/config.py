@@ -6,8 +6,8 @@
 
 A cluster has a file of its own, written whole or not at all, so that launches at the same time do not meet; what a writer that was
 killed leaves behind has a name that ssh does not include. A host has one of three kinds of entry: the address of its sshd; a command
-that serves a simulated host (`podway ssh-proxy`); or, where a team's server looks after it, a command that first fetches where it is and
-a certificate for a few minutes (`podway ssh-login`).
+that serves a simulated host or a pod (`podway ssh-proxy`); or, where a team's server looks after it, a command that first fetches where
+it is and a certificate for a few minutes (`podway ssh-login`).
 """
 
 import os
@@ -15,13 +15,13 @@ import pwd
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from podway.files import write_atomically
-from podway.hosts.agent.connections import ATTACHED_VARIABLE
 from podway.hosts.ssh.endpoint import Endpoint
 
 HEADER = "# Written by Podway when clusters come and go; changes made here are lost.\n"
@@ -110,22 +110,27 @@ def endpoint_options(endpoint: Endpoint, known_hosts: Path) -> list[str]:
     return [f"{key} {value}" for key, value in ssh_options(endpoint, known_hosts)]
 
 
-def proxied_options(cluster: str, rank: int, host_id: str, home: Path, known_hosts: Path) -> list[str]:
-    """Lines of an entry for a simulated host: a command is its sshd, and whoever may run that needs no key."""
-    command = [*_podway(home, {ATTACHED_VARIABLE: host_id}), "ssh-proxy", cluster, str(rank)]
+def proxied_options(
+    cluster: str, rank: int, home: Path, known_hosts: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Lines of an entry for a host without sshd: a command is its sshd, and whoever may run that needs no key.
+
+    `variables`: of the command's environment. One of them tells the agent of a simulated host that somebody is connected.
+    """
+    command = [*_podway(home, variables), "ssh-proxy", cluster, str(rank)]
     return [
         f"HostName {cluster}-worker{rank}",
         f"ProxyCommand {shlex.join(command).replace('%', '%%')}",
-        f"HostKeyAlias {simulated_alias(cluster)}",
+        f"HostKeyAlias {proxied_alias(cluster)}",
         f"UserKnownHostsFile {_quoted(known_hosts)}",
         "GlobalKnownHostsFile none",
         "StrictHostKeyChecking yes",
     ]
 
 
-def simulated_alias(cluster: str) -> str:
-    """The name of a simulated cluster's hosts in a known_hosts file."""
-    return f"podway-simulated-{cluster}"
+def proxied_alias(cluster: str) -> str:
+    """The name of such a cluster's hosts in a known_hosts file."""
+    return f"podway-proxied-{cluster}"
 
 
 def host_names(cluster: str, rank: int, taken: frozenset[str]) -> list[str]:
@@ -222,9 +227,9 @@ def _matching(pattern: str, base: Path) -> list[Path]:
         return []
 
 
-def _podway(home: Path, more: dict[str, str] | None = None) -> list[str]:
+def _podway(home: Path, more: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """This Podway's command line, wherever it is called; -P: a folder called podway in the current directory is not it."""
-    variables = {"PODWAY_HOME": str(home), **(more or {})}
+    variables = {"PODWAY_HOME": str(home), **more}
     words = [f"{name}={value}" for name, value in variables.items()]
     return ["env", *words, sys.executable, "-P", "-m", "podway.cli.main"]
 

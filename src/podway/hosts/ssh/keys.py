@@ -1,4 +1,4 @@
-"""Keys of Podway's own, made when they are first needed: the host key of simulated hosts, and a person's key for team servers."""
+"""Keys of Podway's own, made when they are first needed: the host key of hosts that a command serves, and a person's key for a team's."""
 
 import contextlib
 import os
@@ -14,9 +14,9 @@ class KeyPair(msgspec.Struct, frozen=True, kw_only=True):
     public: str
 
 
-def simulated_host_key(folder: Path) -> KeyPair:
-    """What every simulated host of this Podway home shows."""
-    return key_pair(folder / "simulated_host_key")
+def proxied_host_key(folder: Path) -> KeyPair:
+    """What every host shows that is served by a command of this Podway home."""
+    return key_pair(folder / "proxied_host_key")
 
 
 def key_pair(path: Path) -> KeyPair:

@@ -17,14 +17,14 @@ import signal
 import socket
 import struct
 import termios
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import asyncssh
 import msgspec
 
-from podway.hosts.ssh.keys import KeyPair, simulated_host_key
+from podway.hosts.ssh.keys import KeyPair, proxied_host_key
 
 READ_SIZE = 256 << 10
 HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "")
@@ -43,27 +43,35 @@ class SimulatedHost(msgspec.Struct, frozen=True, kw_only=True):
 def run(home: str, env: Mapping[str, str], folder: Path) -> None:
     """Serve the host with this home and environment; the key that it shows is in `folder`."""
     host = SimulatedHost(home=home, env=env, address=env["PODWAY_HOST_IP"])
-    asyncio.run(serve(host, simulated_host_key(folder)))
+    asyncio.run(serve(host, proxied_host_key(folder)))
 
 
 async def serve(host: SimulatedHost, key: KeyPair) -> None:
     """Serve one client on stdin and stdout, until either end closes."""
+    os.chdir(host.home)  # relative paths of sftp begin here
+    run = {"process_factory": lambda process: _run(process, host), "sftp_factory": _Sftp}
+    await serve_stdio(lambda: _Server(host), key, **run)
+
+
+async def serve_stdio(server: Callable[[], asyncssh.SSHServer], key: KeyPair, **options: Any) -> None:
+    """Speak ssh with one client on stdin and stdout; `options` are asyncssh's."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    os.chdir(host.home)  # relative paths of sftp begin here
-    work = [asyncio.create_task(one) for one in (_from_stdin(ours), _to_stdout(ours), _serve(theirs, host, key))]
+    serving = _serve(theirs, server, key, options)
+    work = [asyncio.create_task(one) for one in (_from_stdin(ours), _to_stdout(ours), serving)]
     with contextlib.suppress(asyncssh.Error, OSError):
         done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(*done)
 
 
-async def _serve(client: socket.socket, host: SimulatedHost, key: KeyPair) -> None:
+async def _serve(
+    client: socket.socket, server: Callable[[], asyncssh.SSHServer], key: KeyPair, options: Mapping[str, Any]
+) -> None:
     connection = await asyncssh.run_server(  # returns when the client has logged in
         client,
-        server_factory=lambda: _Server(host),
+        server_factory=server,
         server_host_keys=[str(key.path)],
-        process_factory=lambda process: _run(process, host),
-        sftp_factory=_Sftp,
+        **options,
         encoding=None,
         line_editor=False,
         agent_forwarding=False,
@@ -138,12 +146,12 @@ class _Server(asyncssh.SSHServer):
 async def _run(process: "asyncssh.SSHServerProcess[bytes]", host: SimulatedHost) -> None:
     """A shell, or the command that was sent, to its end; its exit code is the client's."""
     command = process.command
-    asked = {_text(name): _text(value) for name, value in process.env.items()}
+    asked = {plain_text(name): plain_text(value) for name, value in process.env.items()}
     env = {name: value for name, value in asked.items() if name in KEPT or name.startswith("LC_")}
     env |= {**host.env, "HOME": host.home, "SHELL": "/bin/bash"}
     if process.term_type:
-        env["TERM"] = _text(process.term_type)
-    words = ["bash", *_start_up(host), "-i"] if command is None else ["bash", "-c", _text(command)]
+        env["TERM"] = plain_text(process.term_type)
+    words = ["bash", *_start_up(host), "-i"] if command is None else ["bash", "-c", plain_text(command)]
     run = _with_terminal if process.term_type else _with_pipes
     code = await run(process, words, env)
     if code < 0:
@@ -255,5 +263,6 @@ def _resize(terminal: int, size: tuple[int, int, int, int]) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, width, height))
 
 
-def _text(value: str | bytes) -> str:
+def plain_text(value: str | bytes) -> str:
+    """What a client sent, as text."""
     return value if isinstance(value, str) else os.fsdecode(value)

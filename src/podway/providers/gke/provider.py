@@ -37,40 +37,16 @@ from podway.providers.gke.manifests import (
 from podway.providers.gke.offers import find_offers
 from podway.providers.gke.one_shot import render_one_shot
 from podway.providers.gke.pod_logs import follow_log
+from podway.providers.gke.pod_ports import ACCEPTED, relay_words
 from podway.providers.gke.pod_volumes import uses_driver
 from podway.providers.gke.pool_render import CREATE_POOL, grows_from_zero, plan_pools, with_pools
-from podway.providers.gke.render import HOME, render, with_agent
+from podway.providers.gke.render import AGENT_FILE, HOME, render, with_agent
 from podway.providers.gke.runs import belongs_to, is_one_shot, one_shot_observation, run_observation, secret_of
 from podway.providers.gke.state import condition_of, observation, waits_for_admission, worker_of
 from podway.providers.gke.streams import OPEN_S, run_in_pod
 from podway.task.task import Resources, Task
 
 _PATHS = {"ConfigMap": CONFIG_MAPS, "Secret": SECRETS, "JobSet": JOBSETS}
-_AGENT = f"{HOME}/.podway/agent.pyz"
-# Joins stdin and stdout to a port of the pod, and says `+` once that takes the connection; in Python since that is in every image that
-# runs an agent.
-_PORT = """\
-import os, select, socket, sys
-s = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10)
-s.settimeout(None)
-os.write(1, b"+")
-p = select.poll()
-p.register(0, select.POLLIN)
-p.register(s, select.POLLIN)
-while True:
-    for fd, _ in p.poll():
-        if fd == 0:
-            data = os.read(0, 65536)
-            if not data:
-                p.unregister(0)
-                s.shutdown(socket.SHUT_WR)
-            s.sendall(data)
-        else:
-            data = s.recv(65536)
-            if not data:
-                sys.exit()
-            os.write(1, data)
-"""
 _REPLACE = """\
 import os, sys
 path = sys.argv[1]
@@ -257,17 +233,17 @@ class GkeProvider:
 
     def connect(self, host: Host) -> Connect:
         """Streams to the agent's socket, by a relay in the pod."""
-        return self._run(host, ["python3", "-S", "-E", _AGENT, "call", "--home", HOME])
+        return self._run(host, ["python3", "-S", "-E", AGENT_FILE, "call", "--home", HOME])
 
     def connect_port(self, host: Host, port: int) -> Connect:
         """A port of the pod, by a relay in it."""
-        opened = self._run(host, ["python3", "-S", "-E", "-c", _PORT, str(port)])
+        opened = self._run(host, relay_words("127.0.0.1", port))
 
         async def connect() -> tuple[Reader, Writer]:
             reader, writer = await opened()
             try:
                 async with asyncio.timeout(OPEN_S):
-                    if await reader.read(1) == b"+":
+                    if await reader.read(1) == ACCEPTED:
                         return reader, writer
                 raise ConnectionRefusedError(f"nothing listens on port {port} of {host.id}")
             except BaseException:
@@ -324,7 +300,7 @@ class GkeProvider:
 
         data = bundle().data
         try:
-            reader, writer = await self._run(host, ["python3", "-c", _REPLACE, _AGENT, str(len(data))])()
+            reader, writer = await self._run(host, ["python3", "-c", _REPLACE, AGENT_FILE, str(len(data))])()
             try:
                 writer.write(data)
                 await writer.drain()

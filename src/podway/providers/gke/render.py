@@ -31,6 +31,7 @@ from podway.providers.gke.pod_volumes import pod_volumes
 
 AGENT = "the agent, packed by gzip"
 HOME = "/podway/home"
+AGENT_FILE = f"{HOME}/.podway/agent.pyz"
 FOLDER = "/podway/agent"  # where the ConfigMap is seen
 PACKED = "agent.pyz.gz"
 

@@ -64,7 +64,7 @@ class PodSession:
                 self._writer.write(frame(_PONG, message, masked=True))
             elif opcode == _CLOSE:
                 return None
-            elif message:
+            elif len(message) > 1:  # an API server begins each stream with a message that holds nothing
                 return message[0], message[1:]
 
     def write(self, channel: int, data: bytes) -> None:
@@ -76,6 +76,10 @@ class PodSession:
     def is_open(self) -> bool:
         """Whether anything can still be sent."""
         return not self._writer.is_closing()
+
+    async def drain(self) -> None:
+        """Until not much waits to be sent."""
+        await self._writer.drain()
 
     def unsent(self) -> int:
         """How many bytes wait to be sent."""

@@ -12,7 +12,7 @@ from podway.providers.gke.api import Fields, KubernetesApi
 def directory_of(api: KubernetesApi, place: Path, pod: Fields, volume: Fields) -> Path:
     """Where a volume of a pod is, with what is in it from the start."""
     namespace = pod["metadata"]["namespace"]
-    directory = place / pod["metadata"]["uid"] / "volumes" / str(volume["name"])
+    directory: Path = place / pod["metadata"]["uid"] / "volumes" / str(volume["name"])
     if "csi" in volume:
         attributes = volume["csi"]["volumeAttributes"]
         options = dict(one.partition("=")[::2] for one in attributes.get("mountOptions", "").split(","))
