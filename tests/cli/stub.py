@@ -19,8 +19,10 @@ import msgspec
 from podway.errors import UserError
 from podway.hosts.blobs import BlobStore
 from podway.server import api
+from podway.server.pool_api import PoolsReply, PoolView, PoolWorkerView
 from podway.server.service_api import ServiceView
 from podway.server.volume_api import VolumesReply, VolumeView
+from podway.task.pools import PoolSize
 from tests.cli import records
 
 TOKEN = "stub-token"
@@ -224,6 +226,23 @@ VOLUME = VolumeView(
     used_by="demo",
     created=0.0,
 )
+POOL = PoolView(
+    name="workers-1",
+    user="ann",
+    project=None,
+    size=PoolSize(workers=2, max_workers=2),
+    accelerators=["v6e-8"],
+    slices=1,
+    revision=1,
+    leaving=False,
+    reason="",
+    created=0.0,
+    waiting=1,
+    workers=[
+        PoolWorkerView(number=number, cluster=f"workers-1-{number}", state=state, job=job, outdated=False)
+        for number, state, job in ((1, "free", None), (2, "busy", 7))
+    ],
+)
 _C, _S = "/v1/clusters/([^/]+)", "/v1/services/([^/]+)"
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/v1/info", Stub.info),
@@ -260,6 +279,9 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("GET", _S, lambda stub, name, body, data: stub.find_service(name)),
     ("PUT", f"{_S}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find_service(name)),
     ("DELETE", f"{_S}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find_service(name)),
+    ("GET", "/v1/pools", lambda stub, body, data: PoolsReply(pools=[POOL])),
+    ("GET", "/v1/pools/([^/]+)", lambda stub, name, body, data: POOL),
+    ("DELETE", "/v1/pools/([^/]+)", lambda stub, name, body, data: PoolsReply(pools=[])),
     ("GET", "/v1/volumes", lambda stub, body, data: VolumesReply(volumes=[VOLUME])),
     ("GET", "/v1/audit", lambda stub, body, data: api.AuditReply(entries=stub.entries)),
     ("DELETE", "/v1/users/([^/]+)", lambda stub, user, body, data: api.TokensReply(tokens=[])),

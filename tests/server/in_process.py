@@ -9,7 +9,9 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from podway.control.archive import Archive
+from podway.control.job_groups import GroupControl
 from podway.control.orphans import OrphanScanner
+from podway.control.pools import PoolControl
 from podway.control.schedules import ScheduleControl
 from podway.control.service_verbs import ServiceControl
 from podway.control.store import open_store, sqlite_url
@@ -43,6 +45,8 @@ def server_in(place: Path, token: str) -> Iterator[TestClient]:
             control=control,
             service_verbs=ServiceControl(control),
             schedules=ScheduleControl(ServiceControl(control)),
+            pools=PoolControl(control),
+            groups=GroupControl(control),
             store=store,
             blobs=BlobStore(place / "blobs"),
             archive=Archive(place / "logs"),

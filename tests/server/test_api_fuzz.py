@@ -63,6 +63,10 @@ SEEDS: dict[str, Any] = {
     "GrantBody": {"right": "use"},
     "MemberBody": {"role": "viewer"},
     "VolumeBody": {"spec": {"name": "v", "placement": {"provider": "local"}}},
+    "PoolBody": {"size": {"workers": 1, "max_workers": 1}, "request": {**LAUNCH, "task": {"setup": "true"}}},
+    "GroupBody": {"tasks": [{"request": LAUNCH, "primary": True, "delay_s": 1.0}]},
+    "PoolJobsBody": {"request": LAUNCH, "count": 2},
+    "PoolCancelBody": {"jobs": [1]},
     "GatewayKeyBody": {"name": "app", "services": ["s"], "requests_per_minute": 60, "tokens_per_day": 1000},
     "GatewayReport": {
         "gateway": "g1",

@@ -511,10 +511,10 @@ def test_fields_without_effect_are_noted() -> None:
     assert [note.partition(":")[0] for note in found.notes] == [
         "nvcc",
         "privileged",
-        "fleets",
         "utilization_policy",
         "user",
     ]
+    assert found.pools == ("f",)
 
 
 def test_flags(tmp_path: Path) -> None:

@@ -6,15 +6,16 @@ import click
 import msgspec
 
 from podway.cli.applying import apply_service, parse_share
-from podway.cli.launching import Interaction, launch
+from podway.cli.launching import Interaction
 from podway.cli.options import output_option, yes_option
+from podway.cli.pool_jobs import launch_or_give
 from podway.cli.schedule import apply_schedule
 from podway.cli.task_options import task_options
 from podway.cli.volume import apply_volume
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions
 from podway.task.environment import Overrides
-from podway.task.read import read_task, read_task_text, read_volume
+from podway.task.read import read_pool, read_task, read_task_text, read_volume
 
 
 @click.command(name="apply")
@@ -49,7 +50,8 @@ def command(
 
     A file with a schedule is kept, and started at its times: podway schedule list.
 
-    A file of type volume creates the volume, or registers an existing disk.
+    A file of type volume creates the volume, or registers an existing disk. A file with a pool, or of type fleet, makes or changes
+    the pool: podway pool.
 
     ARGS stand for ${{ run.args }} in the file.
     """
@@ -58,6 +60,12 @@ def command(
     volume = read_volume(path, text, overrides)
     if volume is not None:
         apply_volume(volume, Interaction(yes=yes, dryrun=dryrun, json=output == "json"), project)
+        return
+    pool = read_pool(path, text, overrides)
+    if pool is not None:
+        from podway.cli.pool import apply_pool  # few files describe one
+
+        apply_pool(pool, Interaction(yes=yes, dryrun=dryrun, json=output == "json"), project)
         return
     task = read_task(path, overrides=overrides) if text is None else read_task_text(text, overrides=overrides)
     options = LaunchOptions(cluster=cluster or task.name, project=project)
@@ -70,4 +78,4 @@ def command(
         ctx.exit(apply_service(task, options, interaction, canary=share))
     if share is not None:
         raise UserError("only a service can have a canary", "apply the file without --canary")
-    ctx.exit(launch(task, options, interaction))
+    ctx.exit(launch_or_give(task, options, interaction))

@@ -7,7 +7,8 @@ import msgspec
 
 from podway.cli.quoting import command_text
 from podway.task.environment import Overrides
-from podway.task.read import read_task, read_task_text, read_tasks, task_from_command
+from podway.task.job_groups import GroupSpec
+from podway.task.read import read_group_file, read_task, read_task_text, read_tasks, task_from_command
 from podway.task.task import Task
 
 
@@ -25,6 +26,13 @@ def read_entrypoints(words: Sequence[str], overrides: Overrides) -> tuple[Task, 
     if words and is_task_file(words[0]):
         return read_tasks(words[0], overrides=msgspec.structs.replace(overrides, run_args=tuple(words[1:])))
     return (read_entrypoint(words, overrides),)
+
+
+def read_group(words: Sequence[str], overrides: Overrides) -> GroupSpec | None:
+    """The job group of a file; None for anything else."""
+    if not words or not is_task_file(words[0]):
+        return None
+    return read_group_file(words[0], overrides)
 
 
 def is_task_file(word: str) -> bool:

@@ -8,6 +8,8 @@ command or option that Podway does not have.
 WORDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("jobs", "launch"): ("launch", "--down"),  # a cluster of its own, which ends with the job
     ("jobs", "queue"): ("queue",),
+    ("jobs", "pool"): ("pool",),
+    ("jobs", "pool", "ls"): ("pool", "list"),
     ("api", "info"): ("server", "status"),
     ("api", "login"): ("login",),
     ("api", "logout"): ("logout",),
@@ -18,6 +20,10 @@ WORDS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("cost-report",): ("cost",),
     ("dashboard",): ("ui",),
     ("delete",): ("down",),
+    ("fleet",): ("pool", "list"),
+    ("fleet", "delete"): ("pool", "down"),
+    ("fleet", "get"): ("pool", "status"),
+    ("fleet", "list"): ("pool", "list"),
     ("gpus", "list"): ("tpus",),
     ("list",): ("status",),
     ("ls",): ("status",),
@@ -38,10 +44,6 @@ ANSWERS: dict[tuple[str, ...], str] = {
     ("cpunode",): "Type: podway dev --infra gcp (a machine without a TPU), or podway launch --infra local 'COMMAND'",
     ("cron",): "Type: podway apply -f FILE with a schedule in it; podway schedule list shows what starts when",
     ("event",): "Each cluster and service has its history in the page: podway ui",
-    (
-        "fleet",
-    ): "A cluster is made by its first launch: podway launch -c NAME --tpus v6e-8. Machines of your own: podway launch "
-    "--inventory FILE; podway status lists what there is",
     ("gpunode",): "Type: podway dev -c NAME --tpus v6e-8",
     ("gpus",): "Type: podway tpus",
     ("init",): "Nothing needs to be initialised. Type: podway launch FILE, in the directory of the task",
@@ -52,10 +54,6 @@ ANSWERS: dict[tuple[str, ...], str] = {
     ): "Jobs are numbered on their cluster. Type: podway cancel CLUSTER [JOB]... (podway queue lists them)",
     ("jobs", "dashboard"): "Type: podway ui",
     ("jobs", "logs"): "Jobs are numbered on their cluster. Type: podway logs CLUSTER [JOB] (podway queue lists them)",
-    (
-        "jobs",
-        "pool",
-    ): "Type: podway apply -f FILE for a service, or podway exec CLUSTER FILE for more jobs on one cluster",
     ("local",): "A slice is simulated on this machine by: podway launch --infra local --tpus v6e-16 'COMMAND'",
     ("project",): "Projects are kept on the server. Type: podway server members, and podway server member PROJECT USER",
     ("secret",): "Secrets are given to a task: podway launch --secret NAME=VALUE FILE, or --secret-file FILE",
@@ -98,7 +96,7 @@ OPTION_ANSWERS: dict[tuple[str, str], str] = {
 
 def translated(words: list[str]) -> list[str] | None:
     """The same command line in Podway's words, if it is one that another tool has."""
-    for length in (2, 1):
+    for length in (3, 2, 1):
         if tuple(words[:length]) in WORDS:
             return [*WORDS[tuple(words[:length])], *words[length:]]
     return None

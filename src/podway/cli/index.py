@@ -44,6 +44,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "share": ("podway.cli.share:command", "Let another user of the server view or use a cluster or service.", CLUSTERS),
     "cost": ("podway.cli.cost:command", "Show what clusters cost, including deleted ones.", CLUSTERS),
     "volume": ("podway.cli.volume:command", "Create, list and delete disks that outlive clusters.", CLUSTERS),
+    "pool": ("podway.cli.pool:command", "Keep workers up, and run each job on a free one.", CLUSTERS),
+    "group": ("podway.cli.group:command", "Look at job groups, and cancel them.", RUN),
     "schedule": ("podway.cli.schedule:command", "List and end runs that start by the clock.", CLUSTERS),
     "tpus": ("podway.cli.tpus:command", "Show TPU types: sizes, memory, speed and price.", FACTS),
     "check": (

@@ -3,8 +3,10 @@
 import click
 
 from podway.cli.applying import apply_service
-from podway.cli.launching import Interaction, launch
+from podway.cli.entrypoint import read_group
+from podway.cli.launching import Interaction
 from podway.cli.options import cluster_option, output_option, yes_option
+from podway.cli.pool_jobs import launch_on_pool, launch_or_give
 from podway.cli.sizing import read_sized
 from podway.cli.task_options import task_options
 from podway.errors import UserError
@@ -40,6 +42,13 @@ from podway.task.task import Autostop
 @click.option(
     "--project", metavar="NAME", help="On a team's server: the project whose members may manage a new cluster."
 )
+@click.option("-p", "--pool", metavar="NAME", help="Run on a free worker of this pool (podway pool).")
+@click.option(
+    "--num-jobs",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="With --pool: run the task this often; each has its $SKYPILOT_JOB_RANK.",
+)
 @click.option("--model", metavar="NAME", help="With --tpus auto: the model, if the task does not name it.")
 @click.option(
     "--one-shot",
@@ -68,6 +77,8 @@ def command(
     retry_until_up: bool,
     valid_until: str | None,
     project: str | None,
+    pool: str | None,
+    num_jobs: int | None,
     model: str | None,
     one_shot: bool,
     push: str | None,
@@ -79,7 +90,8 @@ def command(
     """Run a task on a cluster, creating it if needed.
 
     ENTRYPOINT is a task file (SkyPilot's or dstack's) or a bash command; without it, only the cluster is created. A service file
-    makes a service, as `podway apply` does. The tasks of a pipeline (several in one file) run one after the other, to the first that fails.
+    makes a service, as `podway apply` does. The tasks of a pipeline (several in one file) run one after the other, to the first that
+    fails; those of a job group (execution: parallel) together, each on a cluster of its own.
     Quote a command that has options of its own, or put it after --.
 
     Exits with 0 if the job succeeded, 100 if it failed, 103 if it was cancelled.
@@ -95,6 +107,11 @@ def command(
         one_shot=one_shot,
     )
     interaction = Interaction(yes=yes, detach=detach_run, dryrun=dryrun, raw=raw, json=output == "json")
+    if (group := read_group(entrypoint, overrides)) is not None:
+        from podway.cli.group import launch_group, refuse_options  # few files are one
+
+        refuse_options(cluster, one_shot, idle_minutes)
+        ctx.exit(launch_group(group, options, interaction))
     task, *then = read_sized(entrypoint, overrides, model)
     if task.service is not None:
         if autostop_policy(idle_minutes, down) is not None or no_setup or valid_until is not None:
@@ -111,7 +128,13 @@ def command(
                 "--push makes the image of a run that nothing is synced to", "add --one-shot, or leave it out"
             )
         task = with_image_of_workdir(task, push, push=not dryrun)
-    ctx.exit(launch(task, options, interaction, then))
+    if pool is not None:
+        if then or cluster is not None:
+            raise UserError("a job of a pool is one task, on whichever worker is free", "leave -c out, or --pool")
+        ctx.exit(launch_on_pool(pool, task, interaction, num_jobs or 1))
+    if num_jobs is not None:
+        raise UserError("--num-jobs is for --pool", "add --pool NAME, or leave it out")
+    ctx.exit(launch_or_give(task, options, interaction, then))
 
 
 def autostop_policy(idle_minutes: float | None, down: bool) -> Autostop | None:

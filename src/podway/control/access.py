@@ -147,3 +147,10 @@ def check_cancel(cluster: Cluster, job: Job, caller: Caller) -> None:
     """Whoever may only use a cluster cancels their own jobs."""
     if job.user != caller.user:
         require(cluster, caller, Right.MANAGE)
+
+
+def check_taken(cluster: Cluster, caller: Caller) -> None:
+    """A name that is somebody else's cluster cannot be launched on."""
+    if right_on(cluster, caller) is None:
+        raise UserError(f"the name {cluster.name!r} is taken", "use another cluster name (-c)", status=409)
+    require(cluster, caller, Right.USE)

@@ -8,6 +8,19 @@ from podway.control.provisioning import describe
 from podway.errors import UserError
 from podway.launch_options import LaunchRequest
 from podway.order import Order
+from podway.providers import Offer, Request
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launch would do: the offers considered, the order chosen, and the request that would be sent."""
+
+    cluster: str
+    offers: tuple[Offer, ...]
+    order: Order
+    request: Request
+    exists: bool
+    digest: str
+    notes: tuple[str, ...] = ()  # what the task asks for that has no effect there
 
 
 def agreement(order: Order, *, exists: bool) -> str:

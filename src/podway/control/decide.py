@@ -135,8 +135,8 @@ def _while_waiting(cluster: Cluster, jobs: list[Job], now: float) -> Action | No
 
 
 def _is_held(job: Job, jobs: list[Job]) -> bool:
-    """Whether the job it follows has not ended yet. (One that ended without success has cancelled it: `Store.save_job`.)"""
-    return job.after is not None and not job.cancel and any(one.number == job.after for one in jobs)
+    """Whether others of its group have no hosts yet, or the job it follows is open (had it failed, this one were cancelled)."""
+    return not job.cancel and (job.held or (job.after is not None and any(one.number == job.after for one in jobs)))
 
 
 def lost(cluster: Cluster, jobs: list[Job], why: str) -> Action:

@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import Callable
 
 from podway.control.controller import Controller, Parts
+from podway.control.job_groups import GroupControl
+from podway.control.pool_driver import PoolDriver
+from podway.control.pools import PoolControl
 from podway.control.reconcile import Reconciler
 from podway.control.schedules import Person, ScheduleControl
 from podway.control.service_controller import ServiceController
@@ -34,6 +37,9 @@ class Drivers:
         )
         self.service_verbs = ServiceControl(self.control)
         self.schedules = ScheduleControl(self.service_verbs)
+        self.pools = PoolControl(self.control)
+        self.groups = GroupControl(self.control)
+        self._pool_driver = PoolDriver(self.pools, parts.owner)
         store = parts.store
         self._reconcilers = (
             Reconciler(store, parts.owner, lambda key: Controller(parts, key), publish, store.clusters_with_events),
@@ -55,4 +61,5 @@ class Drivers:
 
     async def run(self, person: Person) -> None:
         """For as long as the server runs."""
-        await asyncio.gather(*(each.run() for each in self._reconcilers), self.schedules.run(person))
+        by_clock = (self.schedules.run(person), self._pool_driver.run(person), self.groups.run(person))
+        await asyncio.gather(*(each.run() for each in self._reconcilers), *by_clock)

@@ -1,4 +1,4 @@
-"""What a server throws away, once an hour: contents no open job, no service and no schedule needs, and the logs of clusters long gone."""
+"""What a server throws away, once an hour: contents no open job, service, schedule or pool needs, and the logs of clusters long gone."""
 
 import asyncio
 import logging
@@ -24,7 +24,14 @@ def tidy(store: Store, blobs: BlobStore, archive: Archive, now: float) -> tuple[
     jobs = (job for cluster in store.live_clusters() for job in store.jobs(cluster.id, open_only=True))
     revisions = (revision for service in store.services.live() for revision in service.revisions)
     scheduled = (record.request.files for record in store.schedules.all())
-    kept = (*(job.files for job in jobs), *(one.files for one in revisions), *scheduled)
+    pools = store.pools.all()
+    pooled = (
+        *(pool.request.files for pool in pools),
+        *(job.request.files for pool in pools for job in store.pools.jobs(pool, open_only=True)),
+    )
+    open_groups = (group for group in store.groups.all() if group.ended is None)
+    grouped = (member.request.files for group in open_groups for member in group.members)
+    kept = (*(job.files for job in jobs), *(one.files for one in revisions), *scheduled, *pooled, *grouped)
     for tree in (tree for trees in kept for tree in trees):
         needed.add(tree.manifest)
         try:

@@ -17,6 +17,7 @@ def new_job(
     sealed_secrets: bytes,
     setup: bool,
     gang: bool = True,
+    held: bool = False,
 ) -> Job:
     """A job that waits; the store gives it its number."""
     return Job(
@@ -31,6 +32,7 @@ def new_job(
         run_setup=setup,
         exclusive=takes_chips(task),
         gang=gang,
+        held=held,
         submitted=now,
     )
 

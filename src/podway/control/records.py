@@ -222,6 +222,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
     reason: str = ""  # why it is in this state, for people
     cancel: bool = False  # somebody asked for it to end
+    held: bool = False  # waits until the others of its job group have hosts too
     after: int | None = None  # begins when this job of the cluster has succeeded; cancelled when it ends otherwise
     attempt: JobAttempt = JobAttempt()
     outcome: JobOutcome = JobOutcome()

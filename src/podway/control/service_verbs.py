@@ -15,12 +15,13 @@ import msgspec
 from podway import crash
 from podway.control import service_changes
 from podway.control.access import Caller, Right, check_inventory, check_project, require, right_on
+from podway.control.agreement import Preview
 from podway.control.records import Cluster
 from podway.control.replica_ports import port_of, spread
 from podway.control.service_changes import ChangeKind, Difference
 from podway.control.service_records import Replica, Revision, ScalingMemory, Service
 from podway.control.store import Stale
-from podway.control.verbs import Control, Preview
+from podway.control.verbs import Control
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.provider_table import row_of

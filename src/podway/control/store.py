@@ -20,9 +20,11 @@ import sqlalchemy as sa
 from podway.control import transitions
 from podway.control.failover import Place, PlaceRecord, place_of
 from podway.control.gateway_keys import GatewayKeys
+from podway.control.group_store import GroupRows
 from podway.control.leased_rows import LeasedRows, change_event
 from podway.control.migrations import prepare
 from podway.control.people import People
+from podway.control.pool_store import PoolRows
 from podway.control.records import Cluster, Event, Job, JobState
 from podway.control.schedule_store import ScheduleRows
 from podway.control.service_store import ServiceRows
@@ -103,6 +105,8 @@ class Store(LeasedRows[Cluster]):
         self.gateway_keys = GatewayKeys(engine)
         self.volumes = VolumeRows(engine)
         self.schedules = ScheduleRows(engine)
+        self.pools = PoolRows(engine)
+        self.groups = GroupRows(engine)
         self.services = ServiceRows(engine, lambda key: self.written(key))
         self.written: Callable[[str], None] = lambda cluster_id: None  # told of every write, after it is durable
 

@@ -14,8 +14,17 @@ import msgspec
 
 from podway import crash
 from podway.control import transitions
-from podway.control.access import Caller, Right, check_cancel, check_inventory, check_project, require, right_on
-from podway.control.agreement import agreement, check_agreed
+from podway.control.access import (
+    Caller,
+    Right,
+    check_cancel,
+    check_inventory,
+    check_project,
+    check_taken,
+    require,
+    right_on,
+)
+from podway.control.agreement import Preview, agreement, check_agreed
 from podway.control.autostop_policy import autostop_of
 from podway.control.capability_check import check_targets, no_image_for, remarks
 from podway.control.choosing import Choice, check_fit, choose, with_orders
@@ -31,9 +40,8 @@ from podway.errors import UserError
 from podway.hosts.manifest import FileTree
 from podway.launch import does_something
 from podway.launch_options import LaunchRequest
-from podway.order import Order
 from podway.provider_table import row_of, simulated_names
-from podway.providers import HostsHere, Offer, Provider, Request, refuse_stop
+from podway.providers import HostsHere, Offer, Provider, refuse_stop
 from podway.task.task import Autostop, Task
 
 JOB_NUMBER = re.compile(r"[0-9]{1,9}")  # more does not fit the column
@@ -49,18 +57,6 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     job: int | None
     created: bool
     then: tuple[int, ...] = ()  # the jobs of the tasks that follow
-    notes: tuple[str, ...] = ()  # what the task asks for that has no effect there
-
-
-class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launch would do: the offers considered, the order chosen, and the request that would be sent."""
-
-    cluster: str
-    offers: tuple[Offer, ...]
-    order: Order
-    request: Request
-    exists: bool
-    digest: str
     notes: tuple[str, ...] = ()  # what the task asks for that has no effect there
 
 
@@ -96,7 +92,7 @@ class Control:
         known, tasks = self.store.find(name), whole_tasks(request)
         offers: tuple[Offer, ...] = ()
         if known is not None:
-            _check_taken(known, caller)
+            check_taken(known, caller)
             check_reuse(known, request, sent_before=False)
             for task, _ in tasks:
                 check_fit(known, task)
@@ -114,8 +110,11 @@ class Control:
             notes=self._judge(request, order.provider, setup=request.options.setup),
         )
 
-    def launch(self, request: LaunchRequest, caller: Caller, prefer: Prefer | None = None) -> Launched:
-        """Make the cluster (or take the one of that name), and queue the task on it. `prefer`: a replica's, where it is best made."""
+    def launch(
+        self, request: LaunchRequest, caller: Caller, prefer: Prefer | None = None, *, held: bool = False
+    ) -> Launched:
+        """Make the cluster (or take the one of that name), and queue the task on it. `prefer`: a replica's, where it is best made.
+        `held`: the job waits for those of its group."""
         check_makes_cluster(request, replica=prefer is not None)
         request = self.volumes.attach(request, caller)
         tasks = whole_tasks(request)
@@ -134,7 +133,7 @@ class Control:
             cluster = self._create(name, request, caller, prefer)
         autostop = autostop_of(request, self.provider(cluster.order.provider), cluster.order)
         if not created:
-            _check_taken(cluster, caller)
+            check_taken(cluster, caller)
             self._check_isolated(cluster)
             check_reuse(cluster, request, sent_before=self._sent_before(cluster, request))
             if autostop is not None and autostop != cluster.autostop:
@@ -149,7 +148,8 @@ class Control:
         number = None
         if request.then or request.files or does_something(request.task):
             setup = request.options.setup
-            number = self._queue(cluster, tasks, caller.user, setup=setup, request_id=request.request_id).number
+            sent = request.request_id
+            number = self._queue(cluster, tasks, caller.user, setup=setup, request_id=sent, held=held).number
         crash.point("launch.job-row")
         if autostop is not None and autostop != cluster.autostop:
             # After the job: an idle cluster with a short autostop would otherwise be gone before its job came.
@@ -410,16 +410,17 @@ class Control:
         *,
         setup: bool,
         gang: bool = True,
+        held: bool = False,
         request_id: str | None = None,
     ) -> Job:
         """One job for each task, each after the one before; the first of them."""
         now = time.time()
-        first, *then = [
-            new_job(
-                cluster, task, files, user, now, sealed_secrets=self.vault.seal(task.secrets), setup=setup, gang=gang
-            )
-            for task, files in tasks
-        ]
+
+        def job(task: Task, files: tuple[FileTree, ...]) -> Job:
+            sealed = self.vault.seal(task.secrets)
+            return new_job(cluster, task, files, user, now, sealed_secrets=sealed, setup=setup, gang=gang, held=held)
+
+        first, *then = [job(task, files) for task, files in tasks]
         event = Event(time=now, cluster_id=cluster.id, text="submitted", detail={"state": JobState.PENDING.value})
         try:
             return self.store.add_job(first, request_id=request_id, event=event, then=then)
@@ -441,10 +442,3 @@ class Control:
             return self.store.update(cluster.id, change, text=text)
         except Stale:
             raise UserError(f"cluster {cluster.name} is gone", "launch it again", status=409) from None
-
-
-def _check_taken(cluster: Cluster, caller: Caller) -> None:
-    """A name that is somebody else's cluster cannot be launched on."""
-    if right_on(cluster, caller) is None:
-        raise UserError(f"the name {cluster.name!r} is taken", "use another cluster name (-c)", status=409)
-    require(cluster, caller, Right.USE)

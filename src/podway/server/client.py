@@ -24,6 +24,8 @@ from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.server import api
 from podway.server.connection import BROKE_OFF, RETRY_S, ServerConnection
+from podway.server.group_client import GroupCalls
+from podway.server.pool_client import PoolCalls
 from podway.server.run_client import RunCalls
 from podway.server.schedule_client import ScheduleCalls
 from podway.server.service_client import ServiceCalls
@@ -64,7 +66,7 @@ class LogKeywords(TypedDict, total=False):
     spread: bool  # behind a line shown once for several hosts, the range of each figure that differs
 
 
-class Client(ServiceCalls, RunCalls, VolumeCalls, ScheduleCalls):
+class Client(ServiceCalls, RunCalls, VolumeCalls, ScheduleCalls, PoolCalls, GroupCalls):
     """Everything the command line does, against a team's server (after `podway login`, or by `url` and `token`) or this machine's own.
 
     Every method raises UserError, with what to do, when it cannot do what it is asked.

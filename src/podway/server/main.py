@@ -147,6 +147,8 @@ async def _serve(place: Path, options: argparse.Namespace) -> None:
         control=drivers.control,
         service_verbs=drivers.service_verbs,
         schedules=drivers.schedules,
+        pools=drivers.pools,
+        groups=drivers.groups,
         store=store,
         blobs=blobs,
         archive=archive,

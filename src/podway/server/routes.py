@@ -2,7 +2,9 @@
 
 from podway.launch_options import LaunchRequest
 from podway.server import api, cluster_routes, job_routes, people_routes, schedule_routes, volume_routes
+from podway.server.group_routes import GROUP_ROUTES
 from podway.server.page_table import PAGE_ROUTES
+from podway.server.pool_routes import POOL_ROUTES
 from podway.server.routing import Route, Stream
 from podway.server.schedule_api import SchedulesReply, ScheduleView
 from podway.server.service_route_table import SERVICE_ROUTES
@@ -403,6 +405,8 @@ _ROUTES: tuple[Route, ...] = (
         summary="End a schedule",
         reply=SchedulesReply,
     ),
+    *POOL_ROUTES,
+    *GROUP_ROUTES,
     *SERVICE_ROUTES,
 )
 

@@ -20,7 +20,9 @@ from starlette.responses import Response
 
 from podway.control.access import RIGHTS, Access, Caller, allows, check_role
 from podway.control.archive import Archive
+from podway.control.job_groups import GroupControl
 from podway.control.orphans import OrphanScanner
+from podway.control.pools import PoolControl
 from podway.control.records import Cluster, Job
 from podway.control.schedules import ScheduleControl
 from podway.control.service_records import Service
@@ -47,6 +49,8 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
     control: Control
     service_verbs: ServiceControl
     schedules: ScheduleControl
+    pools: PoolControl
+    groups: GroupControl
     store: Store
     blobs: BlobStore
     archive: Archive

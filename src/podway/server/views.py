@@ -5,9 +5,10 @@ import time
 import msgspec
 
 from podway.catalog.slices import find_slice
+from podway.control.agreement import Preview
 from podway.control.orphans import OrphanReport
 from podway.control.records import Cluster, Event, Job
-from podway.control.verbs import Launched, Preview
+from podway.control.verbs import Launched
 from podway.order import Order
 from podway.provider_table import row_of
 from podway.server.api import (

@@ -46,7 +46,7 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
     registry = read(lambda: _registry(run, given, env, secrets), None)
     local = LocalMachine((base,), overrides.local_env)
     workdir, mounts = read(lambda: _files(run, overrides, local, cwd, notes), (None, []))
-    volumes, priority, tags = (run.get(key) for key in ("volumes", "priority", "tags"))
+    volumes, priority, tags, fleets = (run.get(key) for key in ("volumes", "priority", "tags", "fleets"))
     opened = run.get("ports")
     notes += [
         f"{at.path}: ports are forwarded from the first node only"
@@ -79,6 +79,7 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
         volumes=tuple(read(lambda: read_dstack_volumes(volumes), [])) if volumes else (),
         registry=registry,
         ports=read(lambda: tuple(port_mapping(one) for one in opened.items()), ()) if opened else (),
+        pools=tuple(one.words() for one in fleets.items()) if fleets else (),
         reuse_only=_word(run, "creation_policy") == "reuse",
         stop_when="head-done" if _word(run, "stop_criteria") == "master-done" else "all-done",
         autostop=autostop if kind != "dev-environment" else None,

@@ -11,7 +11,7 @@ PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 _TEXTS = ListOf(item=Text())
 _DURATION = Text(pattern=DURATION, form="seconds, or a duration such as 90m")
 _OR_OFF = Either(options=(Flag(), Text(pattern=f"{DURATION}|off", form="a duration such as 90m, or off")))
-_NO_FLEETS = "Podway has no fleets; `-c NAME` names a cluster to run on"
+_NO_INSTANCES = "`-c NAME` names a cluster to run on, and `fleets` a pool to take a worker of"
 _RANGE = Either(
     options=(
         Table(
@@ -50,7 +50,7 @@ _GPU_KEYS = {
     "compute_capability": _about(Text(), "A property of NVIDIA GPUs."),
 }
 _GPU = Either(options=(Table(keys=_GPU_KEYS), Text(form="a slice such as v5litepod-8")))
-_RESOURCES = Table(
+RESOURCES = Table(
     keys={
         "gpu": _about(Either(options=(ListOf(item=_GPU), _GPU)), "The slice: v5litepod-8, tpu, google:64GB.."),
         "cpu": _about(
@@ -162,7 +162,7 @@ _BASE: dict[str, Key] = {
         Either(options=(ListOf(item=Text()), MapOf(value=Text(), nullable=True))),
         "Variables: a list of NAME=VALUE, or NAME to take it from your environment; or a mapping.",
     ),
-    "resources": _about(_RESOURCES, "What to run on."),
+    "resources": _about(RESOURCES, "What to run on."),
     "volumes": _about(ListOf(item=_VOLUME), "Volumes: name:/path or /host/path:/path."),
     "repos": _about(ListOf(item=_REPO), "At most one repository, put into the working directory."),
     "files": _about(ListOf(item=_FILE), "Files and directories to bring along, relative to the file."),
@@ -174,7 +174,7 @@ _BASE: dict[str, Key] = {
     "setup": _about(_TEXTS, "Of old versions: commands before init."),
 }
 
-_PROFILE: dict[str, Key] = {
+PROFILE: dict[str, Key] = {
     "backends": _about(_TEXTS, "Clouds to use: gcp."),
     "regions": _about(_TEXTS, "Regions to use."),
     "availability_zones": _about(_TEXTS, "Zones to use."),
@@ -223,12 +223,12 @@ _PROFILE: dict[str, Key] = {
         ),
         "Start at these times, in UTC.",
     ),
-    "fleets": _about(_TEXTS, "Fleets to use.", note=_NO_FLEETS),
-    "instances": _about(Anything(), "Instances to use.", note=_NO_FLEETS),
+    "fleets": _about(_TEXTS, "Pools to take a worker of: the first that exists."),
+    "instances": _about(Anything(), "Instances to use.", note=_NO_INSTANCES),
     "tags": _about(MapOf(value=Text()), "Tags put on what is created."),
     "backend_options": _about(Anything(), "Settings of a cloud.", note="they set up dstack's own backends"),
-    "pool_name": _about(Text(), "Of old versions.", note=_NO_FLEETS),
-    "instance_name": _about(Text(), "Of old versions.", note=_NO_FLEETS),
+    "pool_name": _about(Text(), "Of old versions.", note=_NO_INSTANCES),
+    "instance_name": _about(Text(), "Of old versions.", note=_NO_INSTANCES),
 }
 
 _COMMANDS = {"commands": _about(_TEXTS, "Shell commands, run one after the other; a failing one stops the run.")}
@@ -238,7 +238,7 @@ _GROUP_NOTE = "a group runs under the run's name"
 DEV_ENVIRONMENT = Table(
     keys={
         **_BASE,
-        **_PROFILE,
+        **PROFILE,
         **_PORTS,
         "ide": _about(Text(choices=("vscode", "cursor", "windsurf", "zed")), "The editor to print a link for."),
         "version": _about(Text(), "The version of the editor."),
@@ -251,7 +251,7 @@ DEV_ENVIRONMENT = Table(
 TASK = Table(
     keys={
         **_BASE,
-        **_PROFILE,
+        **PROFILE,
         **_COMMANDS,
         **_PORTS,
         "nodes": _about(Whole(minimum=1, maximum=10_000), "How many slices; each has its own hosts."),
@@ -261,7 +261,7 @@ TASK = Table(
                     keys={
                         "name": _about(Text(), "The group.", note=_GROUP_NOTE),
                         "nodes": _about(Whole(minimum=1, maximum=10_000), "How many slices."),
-                        "resources": _about(_RESOURCES, "What to run on."),
+                        "resources": _about(RESOURCES, "What to run on."),
                         **_COMMANDS,
                         **_PORTS,
                     }
@@ -292,9 +292,9 @@ _REPLICA_GROUP = Table(
         "count": _about(_RANGE, "How many replicas."),
         "replicas": _about(_RANGE, "How many replicas."),
         "scaling": _about(_SCALING, "When to add and remove replicas."),
-        "resources": _about(_RESOURCES, "What to run on."),
-        "spot_policy": _PROFILE["spot_policy"],
-        "reservation": _PROFILE["reservation"],
+        "resources": _about(RESOURCES, "What to run on."),
+        "spot_policy": PROFILE["spot_policy"],
+        "reservation": PROFILE["reservation"],
         **{name: _BASE[name] for name in ("image", "python", "docker", "nvcc", "privileged")},
         **_COMMANDS,
         "router": _about(Anything(), "A router of another engine, in a group of its own."),
@@ -362,7 +362,7 @@ _RATE_LIMIT = Table(
 SERVICE = Table(
     keys={
         **_BASE,
-        **_PROFILE,
+        **PROFILE,
         **_COMMANDS,
         "port": _about(_PORT, "The port the program listens on."),
         "model": _about(_MODEL, "The model offered to OpenAI clients."),
@@ -385,7 +385,7 @@ TABLES: dict[str, Table] = {"task": TASK, "service": SERVICE, "dev-environment":
 
 # Types of dstack files that are no runs, and what does their work here.
 OTHER_TYPES = {
-    "fleet": ("Podway has no fleets", "launch a cluster with `podway launch -c NAME`, or just apply the run"),
+    "fleet": ("it is a pool of workers for runs", "make it with: podway apply -f FILE"),
     "gateway": ("Podway needs no gateway of its own", "its server publishes services: apply the service"),
     "volume": ("it is a disk for runs", "create it with: podway apply -f FILE"),
     "preset": ("Podway has no presets", "apply a file of type service"),

@@ -16,12 +16,15 @@ from podway.task.dstack_keys import TELLING_KEYS
 from podway.task.environment import Overrides
 from podway.task.fields import Field, FlagField
 from podway.task.images import with_image_flags
+from podway.task.job_groups import GroupSpec, group_of
 from podway.task.paths import absolute, read_file
 from podway.task.pipelines import share_cluster
 from podway.task.places import from_infra
+from podway.task.pools import PoolSpec, read_fleet, read_sky_pool, sky_worker, without_key
 from podway.task.skypilot import read_skypilot
 from podway.task.skypilot_keys import TASK as SKYPILOT_TASK
 from podway.task.skypilot_keys import VOLUME_TYPES
+from podway.task.ssh_fleets import SshFleet, read_ssh_fleet
 from podway.task.task import Task
 from podway.task.volumes import VolumeSpec, read_volume_text
 from podway.task.yamlfile import KeyValue, Mapping, Node, Scalar, parse
@@ -56,6 +59,50 @@ def read_volume(path: str, text: bytes | None, overrides: Overrides = Overrides(
     data, name = (_file(path, overrides)[0], path) if text is None else (text, "<stdin>")
     placement = from_infra(FlagField("--infra", overrides.infra)) if overrides.infra else None
     return read_volume_text(data, name=name, called=overrides.name, placement=placement)
+
+
+def read_pool(path: str, text: bytes | None, overrides: Overrides = Overrides()) -> PoolSpec | SshFleet | None:
+    """The pool of workers, or the machines, that a file (or, where given, a text) describes; None where it is something else."""
+    data, base = _file(path, overrides) if text is None else (text, overrides.here)
+    name = path if text is None else "<stdin>"
+    documents = parse(data, name)
+    if len(documents) != 1 or not isinstance(documents[0], Mapping):
+        return None
+    root = Field(name, documents[0])
+    kind, section = root.get("type"), root.get("pool")
+    if kind is not None:
+        is_fleet = not (kind.is_mapping or kind.is_list) and kind.text() == "fleet"
+        return (read_ssh_fleet(root, overrides) or read_fleet(root, overrides)) if is_fleet else None
+    if section is None:
+        return None
+    size = read_sky_pool(section)
+    task = sky_worker(_read(without_key(root, "pool"), base, overrides, "skypilot"), section)
+    return PoolSpec(name=overrides.name or task.name, task=task, size=size)
+
+
+def read_group_file(path: str, overrides: Overrides = Overrides()) -> GroupSpec | None:
+    """The job group of a file: several tasks behind a header that says `execution: parallel`; None where it is something else."""
+    data, base = _file(path, overrides)
+    return read_group_text(data, name=path, base=base, overrides=overrides)
+
+
+def read_group_text(
+    text: str | bytes, *, name: str = "<stdin>", base: Path | None = None, overrides: Overrides = Overrides()
+) -> GroupSpec | None:
+    """The same, of a text."""
+    parts = parse(text, name)
+    if len(parts) < 2 or not isinstance(parts[0], Mapping) or not set(parts[0].entries) <= _HEADER:
+        return None
+    header = Field(name, parts[0])
+    execution = header.get("execution")
+    if execution is None or execution.plain() != "parallel":
+        return None
+    documents = [Field(name, one) for one in parts[1:]]
+    own = msgspec.structs.replace(overrides, name=None)  # --name is the group's
+    tasks = [_read(one, base, own, "skypilot") for one in documents if isinstance(one.node, Mapping)]
+    if len(tasks) < len(documents):
+        raise header.error("every task of a job group is a mapping", "write `key: value` lines")
+    return group_of(header, tasks, documents, overrides.name)
 
 
 def read_task_text(
@@ -176,5 +223,5 @@ def _check_pipeline(name: str, execution: Field | None, tasks: list[Mapping]) ->
     if execution is not None and execution.plain() == "parallel":
         raise UserError(
             f"{at}: this is a SkyPilot job group: the file holds {len(tasks)} tasks (at lines {lines}) that run together",
-            "a file is one task: split it, and launch each part with -d",
+            "launch it: podway launch FILE",
         )

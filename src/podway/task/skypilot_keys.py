@@ -250,8 +250,8 @@ _REPLICA_POLICY = Table(
     required=("min_replicas",),
 )
 _POOL = (
-    "a pool of workers is not a service of a task",
-    "launch a cluster with `podway launch -c NAME` and queue jobs on it with `podway exec NAME`",
+    "a pool of workers is not a task",
+    "make it with: podway apply -f FILE; its jobs take a worker with: podway launch --pool NAME FILE",
 )
 _SERVICE = Table(
     keys={

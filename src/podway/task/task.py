@@ -234,6 +234,7 @@ class Task(TaskPart, frozen=True):
     volumes: tuple[Volume, ...] = ()
     registry: Registry | None = None
     ports: tuple[str, ...] = ()  # forwarded to this machine while attached: 'local:remote', '*' for any local one
+    pools: tuple[str, ...] = ()  # run on a free worker of the first of these pools that exists
     reuse_only: bool = False  # run on an existing cluster, never make one
     stop_when: Literal["all-done", "head-done"] = "all-done"
     autostop: Autostop | None = None
