@@ -19,7 +19,7 @@ GIB = 2**30
 
 def test_every_row_can_be_asked_for() -> None:
     rows = training_rows()
-    assert len({(name, asked.slice) for name, asked in rows}) == len(rows) == 17
+    assert len({(name, asked.slice) for name, asked in rows}) == len(rows) == 22
     for _, asked in rows:
         config = read_config(None, [f"model.name={asked.model}", *asked.settings])
         check_fit(config, find_model(asked.model), resolve_mesh(config, asked.tpu.devices))

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from podway.errors import UserError
-from podway.model.attention import AUTO, Blocks, Kernel, Pattern, attend, default_kernel, reference
+from podway.model.attention import Kernel, Pattern, attend, default_kernel, reference
+from podway.model.attention_blocks import AUTO, Blocks, choose_blocks
 from podway.model.layout import TRAIN_RULES, parse_mesh
 from podway.model.mesh import make_mesh
 
@@ -84,11 +85,16 @@ def test_splash_equals_the_reference(
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", [128, 256])
-def test_one_backward_kernel_equals_two(size: int) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "blocks"), [(BAND, Blocks(128, fused=True)), (PLAIN, Blocks(generation="v6e"))], ids=["two", "chosen"]
+)
+def test_one_backward_kernel_equals_two(pattern: Pattern, blocks: Blocks) -> None:
+    """A window in blocks that are asked for, and what a v6e would choose."""
+    chosen = choose_blocks(blocks, queries=256, keys=256, d_head=64, window=pattern.window)
+    assert chosen is not None and chosen.fused
     seg = segments(256)
-    expected = loss_and_gradients("reference", BAND, seg)
-    found = loss_and_gradients("splash", BAND, seg, Blocks(size, fused=True))
+    expected = loss_and_gradients("reference", pattern, seg)
+    found = loss_and_gradients("splash", pattern, seg, blocks)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-5, rtol=1e-5)
 

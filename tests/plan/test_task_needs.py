@@ -124,5 +124,13 @@ def test_the_attention_kernel_of_the_settings_is_planned_and_compiled() -> None:
     words = training_settings(mesh, training)
     assert {"model.attention_block=1024", "model.attention_fused=true"} <= set(words)
     shape, slice = find_model("llama3.1-8b"), find_slice("v6e-16")
-    plain = evaluate(shape, slice, mesh, training_of({"batch.length": "8192"}, 16)[1])
+    small = asked | {"model.attention_block": "512", "model.attention_fused": "false"}
+    plain = evaluate(shape, slice, mesh, training_of(small, 16)[1])
     assert evaluate(shape, slice, mesh, training).time.attention < 0.8 * plain.time.attention
+
+
+def test_settings_that_name_no_blocks_leave_the_choice_to_the_trainer() -> None:
+    mesh, training = training_of({"batch.length": "8192"}, 16)
+    assert not any(word.startswith("model.attention") for word in training_settings(mesh, training))
+    chosen = training.program.attention_blocks("v6e", seq=8192, context=1, d_head=128)
+    assert (chosen.size, chosen.fused) == (2048, True)

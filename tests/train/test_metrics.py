@@ -1,11 +1,13 @@
 """Lines, averages and last words."""
 
+from pathlib import Path
+
 import pytest
 
 from podway.catalog.generations import GENERATIONS
 from podway.model.families import find_model
 from podway.model.flops import flops_per_token
-from podway.train.devices import device_memory, peak_flops
+from podway.train.devices import attached_generation, device_memory, peak_flops
 from podway.train.flags import FLAGS, flags_for, set_flags
 from podway.train.goodput import Goodput
 from podway.train.metrics import Meter, clock
@@ -80,6 +82,21 @@ def test_flags_of_a_chip_and_who_wins() -> None:
     assert "--xla_tpu_overlap_compute_collective_tc=false" in chosen and "--mine=1" in chosen
     assert environment["LIBTPU_INIT_ARGS"].split() == list(chosen)
     assert flags_for("v5e", tuned=False) == ()
+
+
+def test_which_tpu_a_host_has_without_a_name_in_the_environment(tmp_path: Path) -> None:
+    for number, (vendor, device) in enumerate([("0x8086", "0x006f"), ("0x1ae0", "0x0001"), ("0x1ae0", "0x006f")]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / str(number) / "device").write_text(f"{device}\n")
+    (tmp_path / "gone").mkdir()
+    assert attached_generation({}, tmp_path) == "v6e"
+    assert attached_generation({"PODWAY_ACCELERATOR": "v5p-8"}, tmp_path) == "v5p", "what a launch says comes first"
+    assert attached_generation({"TPU_ACCELERATOR_TYPE": "v99-8"}, tmp_path) == "v6e"
+    assert attached_generation({"PODWAY_ACCELERATOR": "cpu"}, tmp_path) is None
+    assert attached_generation({"PODWAY_SIMULATED": "1"}, tmp_path) is None
+    assert attached_generation({"JAX_PLATFORMS": "cpu"}, tmp_path) is None
+    assert attached_generation({}, tmp_path / "no-pci") is None
 
 
 def test_no_chip_no_flags() -> None:

@@ -19,10 +19,12 @@ from tools.bench.report import machine, table, write_section
 
 from podway.catalog.slices import find_slice
 from podway.decoding import from_json
+from podway.model.families import find_model
 from podway.plan.memory import GIB
+from podway.plan.search import PlanOptions, plan_train
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.program import asynchronous
-from podway.rehearse.rehearsal import CompileReport, Rehearsal
+from podway.rehearse.rehearsal import CompileReport, Rehearsal, rehearse_training
 from podway.rehearse.running import engine_parts, rehearse
 from podway.rehearse.timeline import estimate
 
@@ -48,23 +50,35 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _train(model: str, slice: str, mesh: str, batch: int, length: int, *more: str) -> Rehearsal:
-    """`more`: flags of libtpu (--…) and further settings."""
+    """Everything computed again; `more`: further settings."""
     settings = (f"mesh.shape={mesh}", f"batch.sequences={batch}", f"batch.length={length}", "remat.policy=full")
-    words = tuple(word for word in more if not word.startswith("--"))
-    flags = tuple(word for word in more if word.startswith("--"))
-    return Rehearsal(model=model, slice=slice, settings=(*settings, *words), flags=flags)
+    return Rehearsal(model=model, slice=slice, settings=(*settings, *more))
 
 
-# Collectives that a SparseCore runs while the TensorCore computes. Not among the flags that `podway train` sets: it takes more
-# HBM, and no such run has been timed here.
-_ON_SPARSECORE = ("--xla_sc_disable_megacore_partitioning=true", "--xla_tpu_use_tc_device_shape_on_sc=true")
-GATHERS = ("--xla_tpu_enable_sparse_core_collective_offload_all_gather=true", *_ON_SPARSECORE)
-SCATTERS = ("--xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true", *_ON_SPARSECORE)
+def _planned(model: str, slice: str, batch: int, length: int) -> Rehearsal:
+    """What `podway plan train` proposes first."""
+    tpu = find_slice(slice)
+    best = plan_train(find_model(model), PlanOptions(seq=length, batch=batch), [tpu]).plans[0]
+    return rehearse_training(model, tpu, best.mesh, best.training, fast=False)
+
+
+# Jobs whose mesh, remat and microbatches the planner chooses: those of MaxText's recipes and of published steps, and a long context.
+PLANNED = (
+    ("Llama 3.1 8B", "llama3.1-8b", "v6e-16", 48, 8192),
+    ("Llama 3.1 8B", "llama3.1-8b", "v6e-64", 320, 8192),
+    ("Llama 3.1 8B", "llama3.1-8b", "v5p-128", 256, 8192),
+    ("Llama 3.1 8B", "llama3.1-8b", "v5p-64", 32, 131072),
+    ("Llama 3.1 70B", "llama3.1-70b", "v6e-64", 128, 8192),
+    ("Llama 3.1 70B", "llama3.1-70b", "v6e-256", 1280, 8192),
+    ("Mixtral 8x7B", "mixtral-8x7b", "v5p-128", 256, 4096),
+    ("Mixtral 8x7B", "mixtral-8x7b", "v6e-256", 3072, 4096),
+    ("Qwen3 30B-A3B", "qwen3-30b-a3b", "v5p-64", 128, 4096),
+)
 AotRow = tuple[str, Rehearsal]  # a row's name, which with its slice is its key, and what to compile
 
 
 def training_rows() -> list[AotRow]:
-    """The four published jobs with their own batch, and Llama 3.1."""
+    """The four published jobs with their own batch, Llama 3.1 with everything computed again, and what the planner proposes."""
     found = [
         ("16B, the published job", _train("16b", "v5litepod-256", "fsdp=256", 1536, 2048)),
         ("32B, the published job", _train("32b", "v5litepod-256", "fsdp=256", 1024, 2048)),
@@ -82,23 +96,16 @@ def training_rows() -> list[AotRow]:
         ("v6e-16", "fsdp=16", 16, 4096), ("v6e-64", "fsdp=64", 64, 4096), ("v5p-16", "fsdp=8", 8, 4096), ("v5p-128", "fsdp=64", 64, 8192),
     ):  # fmt: skip
         found.append((f"Llama 3.1 70B, {batch} x {length}", _train("llama3.1-70b", slice, mesh, batch, length)))
-    gathers = "gathers on the SparseCore"
     found.append(
-        (f"Llama 3.1 8B, 32 x 8192, {gathers}", _train("llama3.1-8b", "v6e-16", "fsdp=16", 32, 8192, *GATHERS))
+        (
+            "Llama 3.1 8B, 48 x 8192, int8",
+            _train("llama3.1-8b", "v6e-16", "fsdp=16", 48, 8192, "precision.products=int8"),
+        )
     )
-    found.append(
-        (f"Llama 3.1 70B, 64 x 4096, {gathers}", _train("llama3.1-70b", "v6e-64", "fsdp=64", 64, 4096, *GATHERS))
-    )
-    blocks = ("model.attention_block=1024", "model.attention_fused=true")
-    for name, words in (
-        ("1024 blocks fused", blocks),
-        ("1024 blocks fused, int8", (*blocks, "precision.products=int8")),
-    ):
-        found.append((f"Llama 3.1 8B, 48 x 8192, {name}", _train("llama3.1-8b", "v6e-16", "fsdp=16", 48, 8192, *words)))
-    scattered = "gradients on the SparseCore"
-    found.append(
-        (f"Llama 3.1 8B, 16 x 8192, {scattered}", _train("llama3.1-8b", "v5p-16", "fsdp=8", 16, 8192, *SCATTERS))
-    )
+    found += [
+        (f"{name}, {batch} x {length}, planned", _planned(model, slice, batch, length))
+        for name, model, slice, batch, length in PLANNED
+    ]
     return found
 
 

@@ -18,7 +18,7 @@ from podway.plan.evidence import Comparison, job_plan
 from podway.plan.memory import GIB
 from podway.plan.plans import evaluate
 from podway.plan.published_rows import is_calibration, rows_of
-from podway.plan.training import MAXTEXT_2023, Adapters, Optimizer, Training
+from podway.plan.training import MAXTEXT_2023, PODWAY, Adapters, Optimizer, Training
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.rehearsal import CompileReport, Rehearsal, rehearse_training
 from podway.rehearse.running import rehearse
@@ -27,6 +27,8 @@ from podway.rehearse.timeline import Estimate, estimate
 MEASUREMENTS = Path(__file__).parents[2] / "docs" / "measurements"
 JOBS, BYTES = MEASUREMENTS / "rehearsed-jobs.json", MEASUREMENTS / "rehearsed-bytes.json"
 STEPS = MEASUREMENTS / "rehearsed-steps.json"
+# What the grid was recorded with: attention in blocks of 512 and two backward kernels, as the trainer did by default then.
+RECORDED = msgspec.structs.replace(PODWAY, attention_block=512, attention_fused=False)
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,6 +63,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             optimizer=self.optimizer,
             adapters=Adapters(rank=self.lora) if self.lora else None,
             offload=self.offload,
+            program=RECORDED,
         )
 
     @property

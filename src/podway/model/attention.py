@@ -25,31 +25,13 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from podway.errors import UserError
+from podway.model.attention_blocks import AUTO, SIZES, Blocks, choose_blocks
 from podway.model.layout import Rules, kv_repeats
 from podway.model.mesh import context_mesh, context_spec, per_chip, spec
 from podway.model.remat import mark
 from podway.model.shape import ModelShape
 
 Kernel = Literal["reference", "splash", "cudnn"]
-
-
-# Sides of splash's blocks where nothing else is asked for: the largest that divides a chip's sequence.
-BLOCKS = (512, 256, 128)
-
-
-class Blocks(NamedTuple):
-    """How splash cuts its work.
-
-    Cycles that libtpu 0.0.51 compiles for v6e, of 512 x 512 useful scores of 8,192 tokens, forward and backward together: 5,025
-    with blocks of 512, 3,700 with 1024, 2,950 with 1024 fused. A fused backward pass writes dq once for every block of keys, to be
-    summed afterwards: memory that grows with the square of the sequence.
-    """
-
-    size: int | None = None  # None: the largest of BLOCKS that divides
-    fused: bool = False  # one backward kernel in place of two
-
-
-AUTO = Blocks()
 
 
 class Pattern(NamedTuple):
@@ -145,12 +127,11 @@ def _splash(
     mesh = context_mesh()
     shards = mesh.context if q_spec[1] else 1
     heads = q_dims[2] // (mesh.tensor if q_spec[2] else 1)
-    sizes = BLOCKS if blocks.size is None else (blocks.size,)
-    block = next((b for b in sizes if q_dims[1] // shards % b == 0), None)
+    block = choose_blocks(blocks, queries=q_dims[1] // shards, keys=keys, d_head=q_dims[3], window=pattern.window)
     if block is None or q_dims[1] % shards:
         raise UserError(
             f"attention on a TPU cannot cut a sequence of {q_dims[1]} tokens over context={shards} into blocks",
-            f"choose a sequence length that is a multiple of {sizes[-1] * shards}",
+            f"choose a sequence length that is a multiple of {(blocks.size or SIZES[-1]) * shards}",
         )
     size = (q_dims[1], keys)
     one: splash_mask.Mask = splash_mask.CausalMask(size)
@@ -160,7 +141,7 @@ def _splash(
         splash_mask.MultiHeadMask([one] * heads),
         head_shards=1,
         q_seq_shards=shards,
-        block_sizes=_block_sizes(block, blocks.fused),
+        block_sizes=_block_sizes(*block),
         attn_logits_soft_cap=pattern.softcap,
         residual_checkpoint_name="context",
         interpret=interpret,

@@ -32,7 +32,8 @@ from jax.typing import DTypeLike
 from msgspec.structs import replace
 
 from podway.model import rope
-from podway.model.attention import AUTO, Blocks, Kernel, attend, pattern_of
+from podway.model.attention import Kernel, attend, pattern_of
+from podway.model.attention_blocks import AUTO, Blocks
 from podway.model.embedding import look_up
 from podway.model.layout import TRAIN_RULES, Rules
 from podway.model.mesh import constrain, named_sharding

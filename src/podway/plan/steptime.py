@@ -185,21 +185,16 @@ def _attention(
 @lru_cache(maxsize=2048)
 def _mean_attention(shape: ModelShape, seq: int, context: int, program: Program, device: Device) -> tuple[float, float]:
     """Seconds of one head over a device's piece of a sequence, forward and backward, mean over the layers."""
-    size, fused = attention_block(seq // context or 1, program.attention_block), program.attention_fused
+    queries = max(1, seq // context)
     ahead = back = 0.0
     for window in shape.layer_windows:
-        blocks = blocks_of(size, max(1, seq // context), seq, window=window, causal=program.causal)
+        size, fused = program.attention_blocks(
+            device.generation, seq=seq, context=context, d_head=shape.d_head, window=window
+        )
+        blocks = blocks_of(size, queries, seq, window=window, causal=program.causal)
         ahead += device.attention_seconds("forward", blocks, fused=fused, d_head=shape.d_head)
         back += device.attention_seconds("backward", blocks, fused=fused, d_head=shape.d_head)
     return ahead / shape.layers, back / shape.layers
-
-
-def attention_block(seq: int, largest: int) -> int:
-    """The largest block up to `largest` that divides a sequence (podway.model.attention)."""
-    size = largest
-    while size > 128 and seq % size:
-        size //= 2
-    return min(size, seq)
 
 
 def _host(

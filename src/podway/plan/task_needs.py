@@ -216,8 +216,10 @@ def _compute(settings: Mapping[str, str]) -> Compute:
 
 def _program(settings: Mapping[str, str]) -> Program:
     """Podway's trainer with the attention kernel that the settings ask for."""
-    block = _number(settings, "model.attention_block", PODWAY.attention_block)
-    fused = settings.get("model.attention_fused", "").lower() == "true"
+    block = _number(settings, "model.attention_block", 0) or PODWAY.attention_block
+    fused = {"true": True, "false": False}.get(
+        settings.get("model.attention_fused", "").lower(), PODWAY.attention_fused
+    )
     return msgspec.structs.replace(PODWAY, attention_block=block, attention_fused=fused)
 
 

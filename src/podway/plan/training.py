@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from podway.errors import UserError
+from podway.model.attention_blocks import BlockChoice, Blocks, choose_blocks
 from podway.model.flops import Convention
 from podway.model.layout import MeshShape
 
@@ -42,8 +43,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     causal: bool = True  # the attention kernel skips the blocks that the mask hides
-    attention_block: int = 512  # sides of the attention kernel's blocks, where the sequence divides by it
-    attention_fused: bool = False  # one backward kernel in place of two
+    # Sides of the attention kernel's blocks, where the sequence divides by it, and whether one backward kernel takes the place of
+    # two; None: as Podway's trainer chooses them by generation and shape.
+    attention_block: int | None = 512
+    attention_fused: bool | None = False
     # fsdp exchanges that the compiled program runs beside its products, by generation; others are waited for. By
     # libtpu 0.0.51 (docs/aot.md, docs/measurements/rehearsed-steps.json): both on v5e, where the flag that fuses gathers is
     # accepted and gradients go round in asynchronous permutes, and on tpu7x, by its SparseCores.
@@ -74,8 +77,22 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     logits_bytes: int = 4  # of an element
     convention: Convention = "causal"  # how the FLOPs of MFU are counted
 
+    def attention_blocks(
+        self, generation: str | None, *, seq: int, context: int, d_head: int, window: int | None = None
+    ) -> BlockChoice:
+        """The blocks of the attention kernel on a device that has one of `context` pieces of a sequence."""
+        queries = max(1, seq // context)
+        size = self.attention_block
+        while size is not None and size > 128 and queries % size:
+            size //= 2
+        asked = Blocks(None if size is None else min(size, queries), self.attention_fused, generation)
+        chosen = choose_blocks(asked, queries=queries, keys=seq, d_head=d_head, window=window)
+        return chosen or BlockChoice(min(128, queries), fused=False)
 
-PODWAY = Program(name="podway", gathers_bytes=True)  # podway.train: sharding.py, step.py, loss.py
+
+PODWAY = Program(
+    name="podway", gathers_bytes=True, attention_block=None, attention_fused=None
+)  # podway.train: sharding.py, step.py, loss.py
 # MaxText of October 2023, which the 16B-128B table was measured with: a kernel without causal skipping; gradients
 # all-reduced whole, in float32 (1.34 GB for a matrix of 10240 x 32768), and then sliced; all logits at once. Facts:
 # MaxText @5ebcd67fe, and its program compiled with libtpu 0.0.51.

@@ -11,7 +11,7 @@ import msgspec
 from podway.catalog.slices import Slice, find_slice
 from podway.errors import UserError
 from podway.model.layout import MeshShape
-from podway.plan.training import PODWAY, REMAT, Training, saved_names
+from podway.plan.training import REMAT, Training, saved_names
 from podway.rehearse.memory import Hbm
 from podway.rehearse.messages import EngineOptions
 from podway.rehearse.program import Program
@@ -80,8 +80,9 @@ def training_settings(mesh: MeshShape, training: Training) -> tuple[str, ...]:
     if training.compute != "bfloat16":
         words.append(f"precision.products={training.compute}")
     program = training.program
-    if (program.attention_block, program.attention_fused) != (PODWAY.attention_block, PODWAY.attention_fused):
+    if program.attention_block is not None:
         words.append(f"model.attention_block={program.attention_block}")
+    if program.attention_fused is not None:
         words.append(f"model.attention_fused={str(program.attention_fused).lower()}")
     if mesh.tile is not None:
         words.append(f"mesh.tile=[{','.join(map(str, mesh.tile))}]")

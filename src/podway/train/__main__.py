@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from podway.catalog.slices import find_slice
 from podway.errors import UserError
 from podway.train.checks import check_settings
 from podway.train.config import TrainConfig
+from podway.train.devices import attached_generation
 from podway.train.flags import set_flags
 from podway.train.gloo_output import drop_gloo_lines
 from podway.train.peers import Peers
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = read(arguments)
         check_settings(config)
-        flags = set_flags(os.environ, generation(), config.compile.flags, tuned=config.compile.tuned)
+        flags = set_flags(os.environ, attached_generation(os.environ), config.compile.flags, tuned=config.compile.tuned)
         return _train(config, flags)
     except UserError as error:
         print(f"Error: {error.what}\n  {error.hint}" if error.hint else f"Error: {error.what}", file=sys.stderr)
@@ -36,17 +36,6 @@ def read(arguments: Sequence[str]) -> TrainConfig:
     """A file first, if the first word is not a setting; then settings."""
     file = arguments[0] if arguments and "=" not in arguments[0] else None
     return read_config(file, arguments[1:] if file is not None else arguments)
-
-
-def generation() -> str | None:
-    """The TPU that this host has, from the environment that a launch gives; None where there is none."""
-    name = os.environ.get("PODWAY_ACCELERATOR") or os.environ.get("TPU_ACCELERATOR_TYPE")
-    if not name or name == "cpu" or os.environ.get("PODWAY_SIMULATED") == "1":
-        return None
-    try:
-        return find_slice(name).generation
-    except UserError:
-        return None  # a name that the catalog does not know has no flags either
 
 
 def _train(config: TrainConfig, flags: tuple[str, ...]) -> int:

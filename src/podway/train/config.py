@@ -34,10 +34,10 @@ class ModelConfig(Part, frozen=True, kw_only=True):
     )
     seed: int = 0  # of random weights and of LoRA's
     kernel: Literal["reference", "splash", "cudnn"] | None = None  # of attention; none: the best for this machine
-    attention_block: Literal[128, 256, 512, 1024, 2048] | None = None  # side of splash's blocks; none: up to 512
-    attention_fused: bool = (
-        False  # one backward kernel in splash: faster, and more memory for every 1,000 tokens of length
+    attention_block: Literal[128, 256, 512, 1024, 2048] | None = (
+        None  # side of splash's blocks; none: by generation and shape
     )
+    attention_fused: bool | None = None  # one backward kernel in splash in place of two; none: by generation and shape
 
 
 class BatchConfig(Part, frozen=True, kw_only=True):

@@ -1,6 +1,12 @@
-"""What is known of the device that a step runs on, by the name that jax gives it: its bf16 peak and memory (no jax)."""
+"""What is known of the device that a step runs on (no jax): its bf16 peak and memory by the name that jax gives it, and which TPU this
+host has by its PCI devices, before anything of jax is loaded."""
+
+from collections.abc import Mapping
+from pathlib import Path
 
 from podway.catalog.generations import GENERATIONS
+from podway.catalog.slices import find_slice
+from podway.errors import UserError
 
 # device_kind of jax -> generation; jax shows some generations under two names.
 _TPU_KINDS = {
@@ -17,6 +23,40 @@ _TPU_KINDS = {
 }
 # Dense bf16 FLOP/s (without sparsity) and bytes of memory: NVIDIA's data sheets of the SXM parts.
 _GPUS = {"H200": (989e12, 141e9), "H100": (989e12, 80e9), "A100": (312e12, 40e9), "B200": (2250e12, 180e9)}
+
+
+# PCI device id of Google's -> generation: jax 0.10.2, `_src/hardware_utils.py`. v2 and v3 share one.
+_PCI_VENDOR = "0x1ae0"
+_PCI_DEVICES = {"0x0027": "v3", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "tpu7x"}
+
+
+def attached_generation(environment: Mapping[str, str], pci: Path = Path("/sys/bus/pci/devices")) -> str | None:
+    """The TPU that this host has: by the name that a launch gives, else by its PCI devices; None where there is none."""
+    name = environment.get("PODWAY_ACCELERATOR") or environment.get("TPU_ACCELERATOR_TYPE")
+    if name == "cpu" or environment.get("PODWAY_SIMULATED") == "1" or environment.get("JAX_PLATFORMS") == "cpu":
+        return None
+    try:
+        if name:
+            return find_slice(name).generation
+    except UserError:
+        pass  # a name that the catalog does not know: the devices may tell
+    for device in sorted(pci.glob("*")):
+        ids = [_read_id(device / file) for file in ("vendor", "device")]
+        if ids[0] == _PCI_VENDOR and ids[1] in _PCI_DEVICES:
+            return _PCI_DEVICES[ids[1]]
+    return None
+
+
+def _read_id(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""  # a device that goes away, or a file that this user may not read
+
+
+def generation_of(kind: str) -> str | None:
+    """The TPU generation of a jax device; None where it is no TPU of the catalog."""
+    return _TPU_KINDS.get(kind)
 
 
 def peak_flops(kind: str) -> float | None:

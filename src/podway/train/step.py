@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from podway.model import decoder
 from podway.model.adapter_files import matrices
-from podway.model.attention import Blocks
+from podway.model.attention_blocks import Blocks
 from podway.model.decoder import Compute, Tree
 from podway.model.layout import TRAIN_RULES, MeshShape, Rules
 from podway.model.mesh import named_sharding, spec
@@ -34,7 +34,7 @@ from podway.model.remat import Policy, remat_policy
 from podway.model.shape import Experts, ModelShape
 from podway.train import lora, quantized, sharding
 from podway.train.config import TrainConfig
-from podway.train.devices import device_memory
+from podway.train.devices import device_memory, generation_of
 from podway.train.loss import Head, choose_chunks, cross_entropy
 from podway.train.optimizer import Optimizer, global_norm, make_optimizer, rate_at
 from podway.train.remat import kept_tensors
@@ -88,7 +88,11 @@ class Program:
             dtype=jnp.dtype(self.config.precision.compute),
             rules=self.rules,
             kernel=self.config.model.kernel,
-            blocks=Blocks(self.config.model.attention_block, self.config.model.attention_fused),
+            blocks=Blocks(
+                self.config.model.attention_block,
+                self.config.model.attention_fused,
+                generation_of(self.mesh.devices.flat[0].device_kind),
+            ),
             interpret=self.interpret,
             remat=None if kept is None else _policy(*kept, cudnn=cudnn),
             project=lora.projection(self.config.lora) if self.config.lora.rank else decoder.contract,
