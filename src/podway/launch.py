@@ -113,8 +113,12 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     def _host_volumes(self) -> list[tuple[str, Volume]]:
         """The task's directories of its hosts and its volumes, where the provider shows them."""
-        shown = "instance-paths" in row_of(self.order.provider).capabilities
-        found = [(one.instance_path, one) for one in self.task.volumes if shown and one.instance_path is not None]
+        capabilities = row_of(self.order.provider).capabilities
+        found = [
+            (one.instance_path, one)
+            for one in self.task.volumes
+            if one.instance_path is not None and ("instance-paths" if one.name is None else "volumes") in capabilities
+        ]
         # What a simulated host has of its own is its home: its directories lie there. Volumes do not go with it.
         own = self.simulated
         return [(f"{_SIMULATED_DISK}{path}" if own and one.name is None else path, one) for path, one in found]

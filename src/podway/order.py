@@ -15,6 +15,8 @@ class OrderVolume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     disk_type: str | None = None
     blank: bool = False  # it may be formatted when it holds nothing; False: it was registered, and is only ever mounted
     slice: int | None = None  # of this slice alone; None: of all
+    shared: bool = False  # many hosts, of several clusters, may have it at once
+    read_only: bool = False
 
 
 class OrderBucket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -99,7 +99,18 @@ _ROWS = (
         aliases=("kubernetes", "k8s"),
         place="word",
         capabilities=frozenset(
-            {"image", "hosts-of-image", "python", "disk", "buckets", "attached-buckets", "dev", "forwarding"}
+            {
+                "image",
+                "hosts-of-image",
+                "python",
+                "disk",
+                "volumes",
+                "attached-volumes",
+                "buckets",
+                "attached-buckets",
+                "dev",
+                "forwarding",
+            }
         ),
         variables=("KUBECONFIG",),
     ),

@@ -211,6 +211,63 @@ run: |
     assert len(pod.client.jobs("io")) == jobs
 
 
+def give_storage(cluster: RunningKubernetes) -> None:
+    """A storage class `shared`; where claims are really bound, with one disk of it."""
+    kind = {"metadata": {"name": "shared"}, "provisioner": "kubernetes.io/no-provisioner"}
+    if isinstance(cluster, RunningKubernetes):
+        cluster.objects.create("storageclasses", "", kind)
+        return
+    cluster.admin.call("POST", "/apis/storage.k8s.io/v1/storageclasses", kind)
+    disk = {
+        "capacity": {"storage": "5Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "shared",
+        "persistentVolumeReclaimPolicy": "Retain",
+        "hostPath": {"path": "/nonexistent"},
+    }
+    cluster.admin.call("POST", "/api/v1/persistentvolumes", {"metadata": {"name": "disk-0"}, "spec": disk})
+
+
+@pytest.mark.long
+def test_volumes_outlive_clusters(cluster: RunningKubernetes, pod: Podway, tmp_path: Path) -> None:
+    """A claim by its name and by a part of it, on every host of a slice; the next cluster finds what the first wrote."""
+    if cluster.nodes is None:
+        pytest.skip("its claims are directories of pretended nodes")
+    give_storage(cluster)
+    volume = tmp_path / "volume.yaml"
+    volume.write_text(
+        "name: data\ntype: k8s-pvc\nsize: 5Gi\nconfig: {storage_class_name: shared, access_mode: ReadWriteMany}\n"
+    )
+    assert "Volume data is ready on gke" in podway(pod, "apply", "-y", "-f", str(volume))
+    assert "data" in podway(pod, "volume", "list")
+    task = tmp_path / "task.yaml"
+    task.write_text(
+        """
+resources: {infra: k8s, accelerators: tpu-v6e-16}
+volumes: {/data: data, ~/part: {name: data, sub_path: models/a}}
+run: |
+  ls /data
+  echo $PODWAY_RANK > /data/$NAME-$PODWAY_RANK
+  touch ~/part/$NAME-$PODWAY_RANK
+"""
+    )
+    podway(pod, "launch", "-y", "-c", "one", "--env", "NAME=first", str(task))
+    assert "used by cluster one" in podway(pod, "volume", "delete", "-y", "data", code=1)
+    podway(pod, "exec", "one", "--env", "NAME=again", str(task))
+    podway(pod, "down", "-y", "one")
+    said = podway(pod, "launch", "--one-shot", "--raw", "-y", "-c", "two", "--env", "NAME=second", str(task))
+    assert said.count("first-3") == 4 and said.count("again-0") == 4, said
+    assert "does not have the volume" not in said
+    (place,) = (cluster.nodes.place / "claims" / "default").iterdir()
+    assert len(list((place / "models" / "a").iterdir())) == 12
+    wait_until(lambda: pod.client.cluster("two").state == "GONE", 60, "the run to be gone")
+    podway(pod, "launch", "-y", "-c", "three", "--infra", "k8s", "--gpus", "tpu-v6e-16", "true")
+    refused = podway(pod, "exec", "three", "--env", "NAME=x", str(task), code=1)
+    assert "cluster three does not have the volume data" in refused
+    podway(pod, "volume", "delete", "-y", "data")
+    assert "No existing volumes" in podway(pod, "volume", "list")
+
+
 @pytest.mark.long
 def test_a_preempted_node_brings_the_job_back(cluster: RunningKubernetes, pod: Podway, tmp_path: Path) -> None:
     """The job outlives its hosts where its task says so, and stop and start free and take the quota again."""

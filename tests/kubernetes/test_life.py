@@ -11,6 +11,7 @@ from tests.e2e.test_kubernetes import (
     test_a_preempted_node_brings_the_job_back,
     test_buckets_are_mounted_in_the_pods,
     test_the_second_says_why_it_waits_and_runs_after,
+    test_volumes_outlive_clusters,
 )
 from tests.e2e.test_kubernetes_one_shot import (
     RUN,
@@ -28,6 +29,7 @@ __all__ = [
     "test_exit_42_begins_again_and_keeps_both_logs",
     "test_it_runs_to_its_end_with_ranks_secrets_and_exit_codes",
     "test_the_second_says_why_it_waits_and_runs_after",
+    "test_volumes_outlive_clusters",
 ]
 
 

@@ -1,4 +1,4 @@
-"""What pods have mounted: buckets by the gcsfuse driver."""
+"""What pods have mounted: buckets by the gcsfuse driver, and volumes, which are claims."""
 
 import asyncio
 import json
@@ -13,8 +13,9 @@ import pytest
 from podway.control.bucket_mounts import check_mounted, with_buckets
 from podway.control.capability_check import remarks
 from podway.errors import UserError
-from podway.order import Order, OrderBucket
+from podway.order import Order, OrderBucket, OrderVolume
 from podway.provider_table import row_of
+from podway.providers.gke.claims import render_claim
 from podway.providers.gke.diagnose import diagnose
 from podway.providers.gke.manifests import JobSetContext
 from podway.providers.gke.pod_volumes import DRIVER, pod_volumes
@@ -23,7 +24,9 @@ from podway.providers.gke.render import render
 from podway.providers.gke.settings import GkeSettings
 from podway.providers.gke.state import Seen, observation
 from podway.sandbox.kubernetes.running import RunningKubernetes, running_kubernetes
-from podway.task.task import Bucket, FileMount, LocalDir, Task
+from podway.task.read import read_task_text
+from podway.task.task import Bucket, FileMount, LocalDir, Placement, Task
+from podway.task.volumes import VolumeSpec, read_volume_text
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "gke"
 CONTEXT = JobSetContext(
@@ -158,3 +161,126 @@ def test_a_mount_that_fails_is_why_it_waits() -> None:
     jobset = {"metadata": {"name": "demo"}, "spec": {"replicatedJobs": [{"template": template}]}}
     seen = observation(Seen(jobset=jobset, pods=(pod,), events=(event,)), "o", "/h")
     assert seen.reason == "a volume of pod demo-0 cannot be mounted: MountVolume.SetUp failed: bucket corpus not found"
+
+
+# volumes
+
+SPEC = VolumeSpec(
+    name="Data.1",
+    placement=Placement(provider="gke"),
+    size_gb=200,
+    disk_type="filestore",
+    access_mode="ReadWriteMany",
+)
+
+
+def test_a_volume_and_its_pods_are_golden() -> None:
+    volumes = (
+        OrderVolume(name="data", disk="volume-data-1", size_gb=200, shared=True),
+        OrderVolume(name="models", disk="models", shared=True, read_only=True),
+    )
+    order = msgspec.structs.replace(ORDER, volumes=volumes)
+    golden("volumes", {"claim": render_claim(CONTEXT, SPEC), "cluster": render(CONTEXT, "demo", order)})
+
+
+def test_one_node_at_a_time() -> None:
+    volume = OrderVolume(name="data", disk="volume-data-1", size_gb=200)
+    with pytest.raises(UserError, match="volume data is of one node at a time, and 4 hosts would have it") as caught:
+        render(CONTEXT, "demo", msgspec.structs.replace(ORDER, volumes=(volume,)))
+    assert "ReadWriteMany" in caught.value.hint
+    one = Order(accelerator_type="v6e-4", topology="2x2", provider="gke", chips_per_host=4, volumes=(volume,))
+    render(CONTEXT, "demo", one)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"size_gb": None}, "has no size"),
+        ({"access_mode": "ReadWrite"}, "is not an access mode"),
+        ({"disk_type": "A b"}, "cannot be a storage class"),
+    ],
+)
+def test_a_claim_that_cannot_be(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        render_claim(CONTEXT, msgspec.structs.replace(SPEC, **change))
+
+
+def test_a_claim_is_made_registered_and_deleted(kubernetes: RunningKubernetes, tmp_path: Path) -> None:
+    provider = GkeProvider(tmp_path)
+
+    def create(**change: Any) -> Any:
+        return asyncio.run(provider.create_volume(msgspec.structs.replace(SPEC, **change)))
+
+    with pytest.raises(UserError, match="context pretend has no storage class filestore") as caught:
+        create()
+    assert caught.value.hint == "use one of: none is there" and kubernetes.objects.count() == {}
+    kubernetes.objects.create("storageclasses", "", {"metadata": {"name": "filestore"}})
+    made = create()
+    assert made == create()  # an interrupted call comes again
+    assert (made.size_gb, made.disk_type, made.shared, made.region) == (200, "filestore", True, "pretend")
+    assert made.directory == "/podway/volumes/Data.1"
+    (claim,) = kubernetes.objects.find("persistentvolumeclaims")
+    assert claim["metadata"]["name"] == made.disk
+    registered = create(name="other", disk_id=made.disk)
+    assert (registered.disk, registered.shared, registered.size_gb) == (made.disk, True, 200)
+    with pytest.raises(UserError, match="has no claim nobodys"):
+        create(name="x", disk_id="nobodys")
+    with pytest.raises(UserError, match=r"has no claim \.\./secrets/x"):
+        create(name="x", disk_id="../secrets/x")
+    kubernetes.api.forbidden = lambda method, plural: (method, plural) == ("POST", "persistentvolumeclaims")
+    with pytest.raises(UserError, match='cannot create resource "persistentvolumeclaims"'):
+        create(name="second")
+    kubernetes.api.forbidden = lambda method, plural: plural == "storageclasses"
+    assert not create(name="third", disk_type="unseen", access_mode=None).shared
+    for name in ("third", "Data.1", "Data.1"):
+        asyncio.run(provider.delete_volume(msgspec.structs.replace(SPEC, name=name)))
+    assert kubernetes.objects.find("persistentvolumeclaims") == []
+
+
+def test_a_claim_of_somebody_else_is_not_taken(kubernetes: RunningKubernetes, tmp_path: Path) -> None:
+    provider = GkeProvider(tmp_path)
+    spec = msgspec.structs.replace(SPEC, disk_type=None)
+    made = asyncio.run(provider.create_volume(spec))
+    asyncio.run(provider.delete_volume(spec))
+    kubernetes.objects.create("persistentvolumeclaims", "default", {"metadata": {"name": made.disk}})
+    with pytest.raises(UserError, match="exists, and is not this volume's"):
+        asyncio.run(provider.create_volume(spec))
+
+
+SKYPILOT_FILE = """
+name: shared-data
+type: k8s-pvc
+infra: k8s/east
+size: 100Gi
+labels: {team: a}
+config: {namespace: team-a, storage_class_name: filestore, access_mode: ReadWriteMany}
+"""
+
+
+def test_volume_files_of_both_dialects() -> None:
+    spec = read_volume_text(SKYPILOT_FILE)
+    assert spec is not None and spec.placement == Placement(provider="gke", region="east")
+    assert (spec.name, spec.size_gb, spec.disk_type, spec.access_mode) == (
+        "shared-data",
+        100,
+        "filestore",
+        "ReadWriteMany",
+    )
+    assert len(spec.notes) == 2
+    existing = read_volume_text("name: old\ntype: k8s-pvc\nuse_existing: true\n")
+    assert existing is not None and (existing.disk_id, existing.placement) == ("old", Placement(provider="gke"))
+    dstack = read_volume_text("type: volume\nname: data\nbackend: kubernetes\nregion: east\nsize: 100GB\n")
+    assert dstack is not None and dstack.placement == Placement(provider="gke", region="east")
+    for text, said in (
+        ("name: a\ntype: k8s-pvc\n", "has no size"),
+        ("type: k8s-pvc\nsize: 1Gi\n", "has no name"),
+        ("name: a\ntype: k8s-pvc\ninfra: gcp\nsize: 1Gi\n", "a k8s-pvc volume is on k8s"),
+        ("name: a\ntype: k8s-pvc\nsize: 1Gi\nconfig: {access: x}\n", "unknown key"),
+        ("type: volume\nname: data\nbackend: kubernetes\n", "neither a size nor a volume_id"),
+    ):
+        with pytest.raises(UserError) as caught:
+            read_volume_text(text)
+        assert said in str([caught.value.what, *(one.what for one in caught.value.others)])
+    with pytest.raises(UserError, match="is not a task") as refused:
+        read_task_text(SKYPILOT_FILE)
+    assert refused.value.hint == "create it with: podway apply -f FILE"

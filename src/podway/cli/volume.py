@@ -27,17 +27,33 @@ def command() -> None:
 
 @command.command(name="create")
 @click.argument("name")
-@click.option("--infra", required=True, metavar="CLOUD[/…]", help="Where: gcp/us-east5/us-east5-b, ssh/POOL or local.")
+@click.option(
+    "--infra", required=True, metavar="CLOUD[/…]", help="Where: gcp/us-east5/us-east5-b, k8s, ssh/POOL or local."
+)
 @click.option("--size", metavar="SIZE", help="Of the disk: 100GB. Directories of ssh and local have none.")
-@click.option("--disk", metavar="ID", help="Register this existing disk instead of making one; it is never formatted.")
-@click.option("--disk-type", metavar="TYPE", help="On gcp: pd-balanced, or hyperdisk-balanced (v6e and tpu7x).")
+@click.option("--disk", metavar="ID", help="Register this existing disk or claim instead of making one.")
+@click.option(
+    "--disk-type",
+    metavar="TYPE",
+    help="On gcp: pd-balanced, or hyperdisk-balanced (v6e, tpu7x). On k8s: a storage class.",
+)
+@click.option(
+    "--access-mode", metavar="MODE", help="On k8s: ReadWriteOnce (the default), ReadWriteMany or ReadOnlyMany."
+)
 @click.option("--project", metavar="NAME", help="On a team's server: the project whose members may use it too.")
 def create(
-    name: str, infra: str, size: str | None, disk: str | None, disk_type: str | None, project: str | None
+    name: str,
+    infra: str,
+    size: str | None,
+    disk: str | None,
+    disk_type: str | None,
+    access_mode: str | None,
+    project: str | None,
 ) -> None:
     """Create a volume, which tasks name under `volumes`.
 
-    On gcp it is a persistent disk; on ssh a directory on each machine of the pool, and with local one on the server's machine.
+    On gcp it is a persistent disk, on k8s a PersistentVolumeClaim; on ssh a directory on each machine of the pool, and with local one on
+    the server's machine.
     """
     spec = VolumeSpec(
         name=name,
@@ -45,6 +61,7 @@ def create(
         size_gb=gigabytes(FlagField("--size", size)) if size is not None else None,
         disk_id=disk,
         disk_type=disk_type,
+        access_mode=access_mode,
     )
     create_volume(Client(), spec, project)
 

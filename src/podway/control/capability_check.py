@@ -125,12 +125,17 @@ def _why_no_volume(task: Task, volume: Volume, capabilities: frozenset[str], sim
         return "a volume is made by a name: podway volume create NAME --size 100GB"
     if volume.name is not None and "volumes" not in capabilities:
         return "Podway has no volumes there"
-    if "instance-paths" not in capabilities:
+    if volume.name is None and "instance-paths" not in capabilities:
         return "its hosts show no directories of their own"
     in_home = volume.name is not None and volume.path.startswith("~/")
     if simulated and not in_home and not all(container_image(one.image) for one in task.resources):
         return "without an image the hosts of a simulated slice share this machine's root directory"
     return ""
+
+
+def _binds(task: Task, capabilities: frozenset[str]) -> bool:
+    """Whether a volume is mounted for the task, and not linked."""
+    return "hosts-of-image" in capabilities or all(container_image(one.image) for one in task.resources)
 
 
 def _volume_notes(task: Task, capabilities: frozenset[str], simulated: bool) -> list[str]:
@@ -141,7 +146,7 @@ def _volume_notes(task: Task, capabilities: frozenset[str], simulated: bool) -> 
             notes.append(f"the size of {volume.name} has no effect here: it is as large as it was made")
         if why and volume.optional:
             notes.append(f"the optional volume {_volume_name(volume)} is left out at {volume.path}: {why}")
-        elif not why and volume.read_only and not all(container_image(one.image) for one in task.resources):
+        elif not why and volume.read_only and not _binds(task, capabilities):
             notes.append(
                 f"read_only has no effect on {volume.path} without an image: the host's directory is linked there"
             )

@@ -97,6 +97,7 @@ class VolumeControl:
             ("is on", known.spec.placement, spec.placement),
             ("has a size of", known.spec.size_gb, spec.size_gb),
             ("is the disk", known.spec.disk_id, spec.disk_id),
+            ("has the access mode", known.spec.access_mode, spec.access_mode),
         ):
             if old != new:
                 shown = "/".join(filter(None, msgspec.structs.astuple(old))) if isinstance(old, Placement) else old
@@ -218,15 +219,14 @@ class VolumeControl:
         order = with_buckets(order, (task, *(step.task for step in request.then)))
         if "attached-volumes" not in row_of(order.provider).capabilities:
             return order
-        attached = []
-        for volume in task.volumes:
-            if volume.name is None:
-                continue
-            per_node = is_per_node(volume.name)
+        attached: list[OrderVolume] = []
+        names = list(dict.fromkeys(volume.name for volume in task.volumes if volume.name is not None))
+        for name in names:
+            per_node = is_per_node(name)
             for node in range(order.slices) if per_node else (0,):
-                record = self.rows.get(for_node(volume.name, node))
+                record = self.rows.get(for_node(name, node))
                 if record is None or record.made is None:
-                    raise _changed(for_node(volume.name, node))
+                    raise _changed(for_node(name, node))
                 attached.append(
                     OrderVolume(
                         name=record.name,
@@ -235,13 +235,15 @@ class VolumeControl:
                         disk_type=record.made.disk_type,
                         blank=record.spec.disk_id is None,
                         slice=node if per_node else None,
+                        shared=record.made.shared,
+                        read_only=all(one.read_only for one in task.volumes if one.name == name),
                     )
                 )
         return msgspec.structs.replace(order, volumes=tuple(attached)) if attached else order
 
     def check_free(self, order: Order) -> None:
-        """A disk is attached to one cluster at a time."""
-        for volume in order.volumes:
+        """A disk is attached to one cluster at a time, unless many may write to it."""
+        for volume in (one for one in order.volumes if not one.shared):
             user = self.used_by(volume.name)
             if user is not None:
                 raise UserError(

@@ -118,6 +118,7 @@ class CreatedVolume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     zone: str | None = None
     size_gb: int | None = None
     disk_type: str | None = None
+    shared: bool = False  # many hosts may write to it at once
 
 
 class RunRank(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ from podway.task.skypilot_keys import TASK as SKYPILOT_TASK
 from podway.task.skypilot_keys import VOLUME_TYPES
 from podway.task.ssh_fleets import SshFleet, read_ssh_fleet
 from podway.task.task import Task
-from podway.task.volumes import VolumeSpec, read_volume_text
+from podway.task.volumes import CLAIM, VolumeSpec, read_volume_text
 from podway.task.yamlfile import KeyValue, Mapping, Node, Scalar, parse
 
 Dialect = Literal["skypilot", "dstack"]
@@ -164,10 +164,8 @@ def _likely_type(root: Field) -> str:
 def _refuse_volume(root: Field) -> None:
     kind = root.get("type")
     if kind is not None and not (kind.is_mapping or kind.is_list) and kind.text() in VOLUME_TYPES:
-        raise kind.error(
-            f"a {kind.text()} volume of SkyPilot is not a task",
-            "Podway makes no volumes: name an existing one in the `volumes` of a task",
-        )
+        make = "create it with: podway apply -f FILE" if kind.text() == CLAIM else "Podway makes no such volumes"
+        raise kind.error(f"a {kind.text()} volume of SkyPilot is not a task", make)
 
 
 def task_from_command(command: str, overrides: Overrides = Overrides()) -> Task:

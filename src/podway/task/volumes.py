@@ -9,11 +9,12 @@ import re
 from podway.task import places
 from podway.task.fields import Field
 from podway.task.problems import Problems
-from podway.task.shapes import Anything, Key, ListOf, MapOf, Table, Text, check
+from podway.task.shapes import Anything, Flag, Key, ListOf, MapOf, Table, Text, check
 from podway.task.task import Placement, TaskPart
 from podway.task.values import dstack_name, gigabytes
 from podway.task.yamlfile import Mapping, Node, parse
 
+CLAIM = "k8s-pvc"  # `type` of SkyPilot's files
 NODE_RANK = re.compile(r"\$\{\{\s*dstack\.(?:node_rank|job_num)\s*\}\}")
 
 
@@ -24,7 +25,8 @@ class VolumeSpec(TaskPart, frozen=True):
     placement: Placement
     size_gb: int | None = None
     disk_id: str | None = None
-    disk_type: str | None = None  # in the provider's words; None: one that the TPUs of its zone take
+    disk_type: str | None = None  # in the provider's words: a storage class of Kubernetes; None: the usual one there
+    access_mode: str | None = None  # of a claim in Kubernetes: ReadWriteOnce (None), ReadWriteMany, ...
     notes: tuple[str, ...] = ()  # fields understood but without effect here
 
 
@@ -38,7 +40,7 @@ def for_node(text: str, node: int | str) -> str:
     return NODE_RANK.sub(str(node), text)
 
 
-def _about(shape: Text | MapOf | ListOf | Anything, about: str, note: str | None = None) -> Key:
+def _about(shape: Text | Flag | MapOf | ListOf | Anything, about: str, note: str | None = None) -> Key:
     return Key(shape=shape, about=about, note=note)
 
 
@@ -46,8 +48,8 @@ VOLUME = Table(
     keys={
         "type": _about(Text(), "volume."),
         "name": _about(Text(), "Its name, by which tasks name it."),
-        "backend": _about(Text(), "Where it is: gcp, ssh or local."),
-        "region": _about(Text(), "Its region; of ssh, the pool."),
+        "backend": _about(Text(), "Where it is: gcp, kubernetes, ssh or local."),
+        "region": _about(Text(), "Its region; of ssh, the pool; of kubernetes, the context."),
         "availability_zone": _about(Text(), "Its zone."),
         "size": _about(Text(), "Its size: 100GB."),
         "volume_id": _about(Text(), "An existing disk to register instead of a new one."),
@@ -60,10 +62,33 @@ VOLUME = Table(
 )
 
 
+SKYPILOT_VOLUME = Table(
+    keys={
+        "type": _about(Text(), "k8s-pvc."),
+        "name": _about(Text(), "Its name, by which tasks name it."),
+        "infra": _about(Text(), "Where it is: k8s, or k8s/CONTEXT."),
+        "size": _about(Text(), "Its size: 100Gi."),
+        "use_existing": _about(Flag(), "Register the claim of that name instead of a new one."),
+        "labels": _about(MapOf(value=Text()), "Labels put on it.", note="a volume carries Podway's own labels"),
+        "config": Key(
+            shape=Table(
+                keys={
+                    "namespace": _about(Text(), "Its namespace.", note="the namespace of gke.yaml is used"),
+                    "storage_class_name": _about(Text(), "Its storage class."),
+                    "access_mode": _about(Text(), "ReadWriteOnce, ReadWriteMany or ReadOnlyMany."),
+                }
+            ),
+            about="What Kubernetes is told of it.",
+        ),
+    },
+    required=("type",),
+)
+
+
 def is_volume(document: Node) -> bool:
     """Whether a document of a file describes a volume."""
     kind = Field("", document).get("type") if isinstance(document, Mapping) else None
-    return kind is not None and not (kind.is_mapping or kind.is_list) and kind.text() == "volume"
+    return kind is not None and not (kind.is_mapping or kind.is_list) and kind.text() in ("volume", CLAIM)
 
 
 def read_volume_text(
@@ -74,9 +99,13 @@ def read_volume_text(
     if len(documents) != 1 or not is_volume(documents[0]):
         return None
     root, notes = Field(name, documents[0]), list[str]()
+    kind = root.get("type")
+    of_skypilot = kind is not None and kind.text() == CLAIM
     problems = Problems()
-    check(root, VOLUME, notes, problems)
+    check(root, SKYPILOT_VOLUME if of_skypilot else VOLUME, notes, problems)
     problems.raise_any()
+    if of_skypilot:
+        return _claim(root, notes, called, placement)
     own, backend, region, zone = (root.get(key) for key in ("name", "backend", "region", "availability_zone"))
     size, disk = root.get("size"), root.get("volume_id")
     if called is None and own is None:
@@ -87,12 +116,38 @@ def read_volume_text(
         placement = Placement(provider=where, region=region.words() if region else None)
         if zone or where == "gcp":
             placement = places.place(zone or region or root, where, placement.region, zone.words() if zone else None)
-    if size is None and disk is None and placement.provider == "gcp":
+    if size is None and disk is None and placement.provider in ("gcp", "gke"):
         raise root.error("neither a size nor a volume_id", "give the size of a new disk, or name an existing one")
     return VolumeSpec(
         name=called or (dstack_name(own) if own else ""),
         placement=placement,
         size_gb=gigabytes(size) if size else None,
         disk_id=disk.words() if disk else None,
+        notes=tuple(notes),
+    )
+
+
+def _claim(root: Field, notes: list[str], called: str | None, placement: Placement | None) -> VolumeSpec:
+    """Of SkyPilot's file."""
+    own, infra, size, config = (root.get(key) for key in ("name", "infra", "size", "config"))
+    existing = root.get("use_existing")
+    register = existing is not None and existing.flag()
+    if own is None:
+        raise root.error("the volume has no name", "add `name:`")
+    if placement is None:
+        placement = places.from_infra(infra) if infra else Placement(provider="gke")
+    if placement.provider != "gke":
+        raise (infra or root).error(f"a {CLAIM} volume is on k8s", "write infra: k8s, or k8s/CONTEXT")
+    if size is None and not register:
+        raise root.error("the volume has no size", "add `size:`, or `use_existing: true`")
+    kind = config.get("storage_class_name") if config else None
+    mode = config.get("access_mode") if config else None
+    return VolumeSpec(
+        name=called or own.words(),
+        placement=placement,
+        size_gb=gigabytes(size) if size else None,
+        disk_id=own.words() if register else None,
+        disk_type=kind.words() if kind else None,
+        access_mode=mode.words() if mode else None,
         notes=tuple(notes),
     )

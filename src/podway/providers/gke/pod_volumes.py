@@ -1,8 +1,8 @@
-"""What the pods of an order see besides their own disk: buckets by the gcsfuse CSI driver. Pure; golden-tested.
+"""What the pods of an order see besides their own disk: buckets by the gcsfuse CSI driver, and volumes. Pure; golden-tested.
 
 A pod's volumes are fixed when it is made, so they come from the order. The driver's sidecar is asked for by an annotation, and reads
 the bucket as the pod's service account (workload identity). A pod on its node's network has to ask for that identity by name: without,
-the sidecar has the node's.
+the sidecar has the node's. A volume is a claim (claims.py), in one directory for each name: a job links what it asks for from there.
 """
 
 import shlex
@@ -10,9 +10,10 @@ import shlex
 import msgspec
 
 from podway.errors import UserError
-from podway.order import Order, OrderBucket
+from podway.order import Order, OrderBucket, OrderVolume
 from podway.providers.gke.manifests import JobSetContext, Manifest
 
+VOLUMES_AT = "/podway/volumes"
 DRIVER = "gcsfuse.csi.storage.gke.io"
 _SIDECAR = {"gke-gcsfuse/volumes": "true"}
 
@@ -34,7 +35,26 @@ def pod_volumes(context: JobSetContext, order: Order, home: str) -> PodVolumes:
         name = f"bucket-{number}"
         volumes.append({"name": name, "csi": _csi(bucket, own_identity=bool(account and on_node))})
         mounts.append({"name": name, "mountPath": _path(bucket.target, home), "readOnly": bucket.read_only})
-    return PodVolumes(mounts=tuple(mounts), volumes=tuple(volumes), annotations=_SIDECAR if volumes else {})
+    for number, volume in enumerate(order.volumes):
+        _check_nodes(volume, order)
+        name = f"volume-{number}"
+        volumes.append(
+            {"name": name, "persistentVolumeClaim": {"claimName": volume.disk, "readOnly": volume.read_only}}
+        )
+        mounts.append({"name": name, "mountPath": f"{VOLUMES_AT}/{volume.name}", "readOnly": volume.read_only})
+    annotations = _SIDECAR if order.buckets else {}
+    return PodVolumes(mounts=tuple(mounts), volumes=tuple(volumes), annotations=annotations)
+
+
+def _check_nodes(volume: OrderVolume, order: Order) -> None:
+    """All pods of a JobSet are made alike, so each has every volume of the order."""
+    if volume.shared or order.hosts == 1:
+        return
+    raise UserError(
+        f"volume {volume.name} is of one node at a time, and {order.hosts} hosts would have it",
+        "make it with --access-mode ReadWriteMany and a storage class that has that, or use a bucket in file_mounts; or "
+        "launch on a slice of one host",
+    )
 
 
 def uses_driver(jobset: Manifest) -> bool:

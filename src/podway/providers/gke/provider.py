@@ -19,9 +19,19 @@ from podway.errors import ProviderError, UserError
 from podway.hosts.link import AgentLink, Connect, Reader, Writer, needs_start
 from podway.hosts.pod_address import PodAddress
 from podway.order import Host, Order
-from podway.providers import Observation, Offer, OutputLine, OwnedResource, Request, RunObservation, Shell
+from podway.providers import (
+    CreatedVolume,
+    Observation,
+    Offer,
+    OutputLine,
+    OwnedResource,
+    Request,
+    RunObservation,
+    Shell,
+)
 from podway.providers.gke.api import Conflict, Fields, KubernetesApi, NotFound
 from podway.providers.gke.bucket_driver import check_driver
+from podway.providers.gke.claims import Claims
 from podway.providers.gke.clusters import CONFIG_MAPS, JOBSETS, PODS, SECRETS, Clusters, Where
 from podway.providers.gke.launch_pools import NODE_POOL_KIND, LaunchPools
 from podway.providers.gke.manifests import (
@@ -45,6 +55,7 @@ from podway.providers.gke.runs import belongs_to, is_one_shot, one_shot_observat
 from podway.providers.gke.state import condition_of, observation, waits_for_admission, worker_of
 from podway.providers.gke.streams import OPEN_S, run_in_pod
 from podway.task.task import Resources, Task
+from podway.task.volumes import VolumeSpec
 
 _PATHS = {"ConfigMap": CONFIG_MAPS, "Secret": SECRETS, "JobSet": JOBSETS}
 _REPLACE = """\
@@ -71,6 +82,7 @@ class GkeProvider:
     def __init__(self, root: Path) -> None:
         self.clusters = Clusters(root)
         self.pools = LaunchPools(root, lambda: self.owner)
+        self.claims = Claims(self.clusters)
         self._pods: dict[tuple[str, int, str], str] = {}  # (cluster, rank, address) -> pod
 
     @property
@@ -197,6 +209,14 @@ class GkeProvider:
             self.clusters.forget(name)
             for key in [key for key in self._pods if key[0] == name]:
                 del self._pods[key]
+
+    async def create_volume(self, spec: VolumeSpec) -> CreatedVolume:
+        """A claim, or an existing one to register."""
+        return await self.claims.create(spec)
+
+    async def delete_volume(self, spec: VolumeSpec) -> None:
+        """The claim, and what it holds as its storage class says."""
+        await self.claims.delete(spec)
 
     async def list_resources(self) -> list[OwnedResource]:
         """Every JobSet with Podway's mark, in every context that may hold one; and every node pool that a launch made."""

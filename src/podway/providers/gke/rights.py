@@ -11,6 +11,7 @@ LEAST = (
     ("jobset.x-k8s.io", "jobsets", ("get", "list", "create", "patch", "delete")),
     ("", "configmaps", ("get", "list", "create", "patch", "delete")),
     ("", "secrets", ("get", "list", "create", "patch", "delete")),
+    ("", "persistentvolumeclaims", ("get", "create", "delete")),
     ("", "pods", ("get", "list")),
     ("", "pods/log", ("get",)),
     ("", "pods/exec", ("create", "get")),

@@ -16,7 +16,7 @@ from podway.sandbox.kubernetes.objects import Fields, Objects
 from podway.sandbox.kubernetes.server import Api, ApiServer
 
 CONTEXT = "pretend"
-LASTING = ("nodes", "csidrivers", "clusterqueues", "localqueues", "resourceflavors")
+LASTING = ("nodes", "csidrivers", "storageclasses", "clusterqueues", "localqueues", "resourceflavors")
 FLAVOR, CLUSTER_QUEUE, QUEUE = "v6e", "cluster-queue", "multislice-queue"
 
 

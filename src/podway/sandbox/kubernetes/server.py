@@ -46,6 +46,8 @@ KINDS = {
     "mutatingwebhookconfigurations": ("admissionregistration.k8s.io", "MutatingWebhookConfiguration", False),
     "validatingwebhookconfigurations": ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration", False),
     "apiservices": ("apiregistration.k8s.io", "APIService", False),
+    "persistentvolumeclaims": ("", "PersistentVolumeClaim", True),
+    "storageclasses": ("storage.k8s.io", "StorageClass", False),
     "csidrivers": ("storage.k8s.io", "CSIDriver", False),
     "priorityclasses": ("scheduling.k8s.io", "PriorityClass", False),
     "jobsets": ("jobset.x-k8s.io", "JobSet", True),
