@@ -64,13 +64,24 @@ def test_what_is_missing_is_named_with_its_fix(run: Run, verb: str) -> None:
     assert result.code == 1 and "get-credentials" in result.out
 
 
-def test_a_service_that_does_not_answer_is_a_finding(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_cloud_that_does_not_answer_is_one_finding(
+    run: Run, place: Path, monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    """One check waits for it, not each of them in turn."""
+    listener = socket.create_server(("127.0.0.1", 0)) if silent else None
+    port = listener.getsockname()[1] if listener else 9
+    monkeypatch.setattr("podway.providers.gcp.diagnose.REACH_S", 0.2)
     monkeypatch.setenv("PODWAY_GCP_PROJECT", "my-project-1")
-    monkeypatch.setenv("PODWAY_GCP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("PODWAY_GCP_ENDPOINT", f"http://127.0.0.1:{port}")
     result = run("doctor", "gcp", "-o", "json")
     assert result.code == 1
     found = {one["what"]: one for one in json.loads(result.out)["gcp"]}
-    assert found["project"]["ok"] and not found["Cloud TPU API"]["ok"] and found["Cloud TPU API"]["fix"]
+    assert found["project"]["ok"] and not found["network"]["ok"] and "HTTPS_PROXY" in found["network"]["fix"]
+    assert ("does not answer" if silent else "cannot be reached") in found["network"]["note"]
+    assert list(found) == ["project", "credentials", "network"]
+    if listener:
+        listener.close()
     assert not (place / "gcp" / "id_ed25519").exists()  # nothing is made
 
 

@@ -76,6 +76,9 @@ def test_nothing_left_says_why() -> None:
     with pytest.raises(UserError, match="try: v6e-8 in z-a, z-b, z-d: no quota; v6e-8 in z-c: not offered") as said:
         chosen(FixedOffers(*zones), wish())
     assert said.value.hint == "allow other zones or types, or ask for more quota"
+    with pytest.raises(UserError) as said:
+        chosen(FixedOffers(offer("z-a", 1.0, blocked=NOT_OFFERED)), wish())
+    assert said.value.hint == "allow other zones or types"
     with pytest.raises(UserError, match="no provider can give"):
         chosen(FixedOffers(), wish())
     with pytest.raises(UserError, match="there is no provider 'nowhere'"):

@@ -595,6 +595,8 @@ def test_a_login_without_sudo_cannot_mount() -> None:
 def test_zones_that_do_not_offer_the_slice_are_named_and_blocked(gcp: GcpProvider, cloud: Running) -> None:
     offers = gcp.offers(Resources(accelerator=Accelerator(type="v6e-8"), placement=Placement(zone="us-west4-z")), 1)
     assert [(offer.zone, offer.blocked.code) for offer in offers if offer.blocked] == [("us-west4-z", "not_offered")]
+    told = [offer.blocked.reason for offer in offers if offer.blocked]
+    assert all("zones known to have v6e: us-" in reason for reason in told), "the nearest names"
     good = gcp.offers(Resources(accelerator=Accelerator(type="v6e-8"), spot="auto"), 1)
     assert {(offer.zone, offer.spot) for offer in good} >= {(EAST, True), (EAST, False)}
     assert not [offer for offer in good if offer.zone == EAST and offer.blocked]

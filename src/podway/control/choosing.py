@@ -78,11 +78,11 @@ def choose(
         f"{kind} in {', '.join(dict.fromkeys(places))}: {why.reason}" for (kind, why), places in kept_aside.items()
     )
     if not any(groups):
-        quota = any(why.code == "quota" for _, why in kept_aside)
-        raise UserError(
-            f"nothing is left to try: {'; '.join(untried)}",
-            f"allow other zones or types, or {'ask for more quota' if quota else 'raise max_hourly_cost'}",
+        codes = {why.code for _, why in kept_aside}
+        more = (
+            ", or ask for more quota" if "quota" in codes else ", or raise max_hourly_cost" if "price" in codes else ""
         )
+        raise UserError(f"nothing is left to try: {'; '.join(untried)}", f"allow other zones or types{more}")
     if not task.ordered:
         groups = [[order for group in groups for order in group]]
     candidates = tuple(tuple(_unique(group)) for group in groups)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # Google's clients take a second
     from podway.providers.gcp.account import Account
     from podway.providers.gcp.api import Cloud
 
+REACH_S = 5.0
+_NETWORK = "check the network of this machine, and HTTPS_PROXY if it needs one"
 QUOTAS = "https://console.cloud.google.com/iam-admin/quotas?service=tpu.googleapis.com&project="
 
 
@@ -46,6 +48,11 @@ def diagnose(root: Path) -> Iterator[Finding]:
         yield finding
         if not finding.ok:
             return
+    try:
+        _reach(account)
+    except UserError as error:  # each of the others would wait for as long
+        yield Finding(what="network", ok=False, note=error.what, fix=error.hint)
+        return
     yield from called("Cloud TPU API", lambda: _listed(len(cloud.look(("node", "queued resource")).resources)))
     yield from called("Compute Engine API", lambda: _listed(len(cloud.look(("firewall rule",)).resources)))
     yield from called("quota", lambda: _quota(cloud, account.project))
@@ -70,6 +77,19 @@ def _log_in(account: Account) -> str:
     except GoogleAuthError as error:
         raise UserError(f"Google refuses these credentials: {error}", LOG_IN) from None
     return str(getattr(found, "service_account_email", "") or "valid")
+
+
+def _reach(account: Account) -> None:
+    """Any answer will do: what it says is for the checks that follow."""
+    import requests
+
+    address = account.settings.endpoint or "https://tpu.googleapis.com"
+    try:
+        requests.head(address, timeout=REACH_S)
+    except requests.Timeout:
+        raise UserError(f"{address} does not answer within {REACH_S:g} s", _NETWORK) from None
+    except requests.RequestException:
+        raise UserError(f"{address} cannot be reached", _NETWORK) from None
 
 
 def _listed(count: int) -> str:

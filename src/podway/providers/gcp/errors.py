@@ -163,6 +163,8 @@ def _cause(error: BaseException) -> str:
     """What the operating system said, which the clients wrap many times, and whom it was about."""
     asked = getattr(getattr(error, "request", None), "url", None)
     place = f"{urllib.parse.urlsplit(asked).netloc}: " if asked else ""
+    if isinstance(error, requests.Timeout):
+        return f"{place}no answer in time"
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:

@@ -5,11 +5,12 @@ it is tried and remembered for a while; so is a quota that a zone said to be not
 and is not tried. Where nobody can tell, trying will.
 """
 
+import difflib
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from podway.catalog.prices import ZonePrice, offers_for
+from podway.catalog.prices import ZonePrice, offers_for, zones_of
 from podway.catalog.regions import distance_km, is_region, regions
 from podway.catalog.slices import Slice, find_slice
 from podway.errors import UserError
@@ -84,7 +85,7 @@ class OfferFinder:
         """Why a zone is not to be tried, None where it may be."""
         kind = tpu.accelerator_type
         if not self._offered.get((zone, kind), (0.0, True))[1]:
-            return Blocked(code="not_offered", reason="it is not offered to the project")
+            return Blocked(code="not_offered", reason=f"it is not offered to the project{_elsewhere(tpu, zone)}")
         when, why = self._no_quota.get((zone, kind, spot), (0.0, ""))
         if not why or time.monotonic() - when >= FRESH_S:
             why = too_little(quotas, tpu, slices, spot, zone)
@@ -119,6 +120,15 @@ class OfferFinder:
             return self._cloud.quotas()
         except (GcpError, UserError):
             return ()
+
+
+def _elsewhere(tpu: Slice, zone: str) -> str:
+    """For a zone that is not known to have such TPUs, perhaps misspelt: the nearest names of those that are."""
+    known = zones_of(tpu.generation)
+    if zone in known:
+        return ""
+    near = difflib.get_close_matches(zone, known, n=3, cutoff=0.5) or known[:3]
+    return f"; zones known to have {tpu.generation}: {', '.join(near)}{', …' if len(known) > len(near) else ''}"
 
 
 def _rank(offer: Offer, zones: tuple[str, ...], near: str | None) -> tuple[bool, float, int, float, str]:
