@@ -225,6 +225,7 @@ VOLUME = VolumeView(
     state="ready",
     used_by="demo",
     created=0.0,
+    hourly_cost=0.0274,
 )
 POOL = PoolView(
     name="workers-1",

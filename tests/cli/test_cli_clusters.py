@@ -10,7 +10,7 @@ from podway.errors import UserError
 from podway.server.api import EventView, OrphanView
 from tests.cli import records
 from tests.cli.conftest import Run, on_terminal
-from tests.cli.stub import Stub
+from tests.cli.stub import VOLUME, Stub
 
 
 @pytest.fixture
@@ -182,6 +182,15 @@ def test_one_that_was_asked_for_before_is_told_what_it_waits_for(run: Run, three
     three.clusters["exp-2"] = msgspec.structs.replace(three.clusters["exp-2"], goal="gone", state="TERMINATING")
     three.events["exp-2"] = [error]
     assert "├── exp-2: no answer (retrying;" in run("down", "exp-2", "-y").out
+
+
+def test_cost_counts_volumes() -> None:
+    """A disk bills for as long as it exists, attached or not."""
+    made = msgspec.structs.replace(VOLUME, created=records.NOW - 730 * 3600, hourly_cost=20.0 / 730, used_by=None)
+    shown = cost.page([], records.NOW, (), [made, msgspec.structs.replace(made, name="odd", hourly_cost=None)])
+    assert "VOLUME (unused)" in shown and "disk 200 GB pd-balanced" in shown and "$20.00" in shown
+    assert "Billing now: $0.03/h, and 1 at an unknown price (0 clusters, 0 orphans, 2 volumes)" in shown
+    assert "Total: $20.00, and 1 at an unknown price" in shown
 
 
 def test_cost_counts_orphans(stub: Stub) -> None:

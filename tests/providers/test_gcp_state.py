@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from podway.providers import Request, Step
 from podway.providers.gcp.resources import Resource
-from podway.providers.gcp.state import DISK, INSTANCE, NODE, QUEUED, ClusterRecord, condition_of, judge
+from podway.providers.gcp.state import DISK, INSTANCE, NODE, QUEUED, ClusterRecord, condition_of, judge, owned_resource
 
 A, B = "us-east5-b", "us-east1-d"
 
@@ -172,3 +172,9 @@ def test_no_answer_loses_anything(resources: list[Resource], known: ClusterRecor
     if state.elsewhere:
         assert state.condition == "failed"
         assert state.reason
+
+
+def test_a_forgotten_disk_has_a_price() -> None:
+    disk = Resource(kind="disk", path="d", zone=A, state="READY", size_gb=730, disk_type="hyperdisk-balanced")
+    assert owned_resource(disk).hourly_cost == pytest.approx(0.08)
+    assert owned_resource(msgspec.structs.replace(disk, disk_type="new-kind")).hourly_cost is None

@@ -5,6 +5,7 @@ import time
 import click
 import msgspec
 
+from podway.catalog.disks import HOURS_A_MONTH
 from podway.cli.confirmation import proceed
 from podway.cli.launching import Interaction
 from podway.cli.options import output_option, yes_option
@@ -17,7 +18,7 @@ from podway.task.fields import FlagField
 from podway.task.values import gigabytes
 from podway.task.volumes import VolumeSpec
 
-HEADERS = ("NAME", "INFRA", "SIZE", "STATUS", "USED BY", "CREATED")
+HEADERS = ("NAME", "INFRA", "SIZE", "$/MONTH", "STATUS", "USED BY", "CREATED")
 
 
 @click.group(name="volume")
@@ -111,13 +112,14 @@ def list_volumes(output: str) -> None:
             one.name,
             _infra(one),
             f"{one.size_gb} GB" if one.size_gb else None,
+            None if one.hourly_cost is None else f"{one.hourly_cost * HOURS_A_MONTH:,.2f}",
             one.state.upper(),
             one.used_by,
             format_ago(one.created, now),
         )
         for one in found
     ]
-    click.echo(table(HEADERS, rows, right=("SIZE",), drop=("CREATED", "SIZE", "USED BY")))
+    click.echo(table(HEADERS, rows, right=("SIZE", "$/MONTH"), drop=("CREATED", "$/MONTH", "SIZE", "USED BY")))
 
 
 @command.command(name="delete")

@@ -28,6 +28,7 @@ class VolumeView(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # creating, ready or deleting
     used_by: str | None  # a cluster
     created: float
+    hourly_cost: float | None = None  # dollars, by published prices; None: unknown, 0: it costs nothing
 
 
 class VolumesReply(msgspec.Struct, frozen=True, kw_only=True):

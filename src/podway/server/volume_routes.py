@@ -1,5 +1,6 @@
 """The functions of the routes about volumes."""
 
+from podway.catalog.disks import disk_hourly_cost
 from podway.control.access import Right
 from podway.control.volume_store import VolumeRecord
 from podway.control.volumes import VolumeControl
@@ -32,6 +33,14 @@ async def delete_volume(call: ApiCall) -> VolumesReply:
     return await call.in_thread(lambda: volumes(call))
 
 
+def _hourly_cost(record: VolumeRecord) -> float | None:
+    """A disk bills from when it is asked for; a directory of a host costs nothing of its own."""
+    made = record.made
+    if record.provider != "gcp":
+        return 0.0
+    return disk_hourly_cost(made.disk_type, made.size_gb) if made else None
+
+
 def _view(verbs: VolumeControl, record: VolumeRecord) -> VolumeView:
     made, place = record.made, record.spec.placement
     return VolumeView(
@@ -48,4 +57,5 @@ def _view(verbs: VolumeControl, record: VolumeRecord) -> VolumeView:
         state=record.state,
         used_by=verbs.used_by(record.name),
         created=record.created,
+        hourly_cost=_hourly_cost(record),
     )

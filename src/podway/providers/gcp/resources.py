@@ -50,6 +50,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     addresses: tuple[tuple[str, str | None], ...] = ()  # of each worker: inside, outside
     queued: str = ""  # the queued resource it came from
     size_gb: int = 0
+    disk_type: str | None = None
 
     @property
     def id(self) -> str:
@@ -260,7 +261,8 @@ def from_instance(item: ComputeItem) -> Resource | None:
 
 def from_disk(item: ComputeItem) -> Resource | None:
     """A disk of Compute Engine."""
-    found = msgspec.structs.replace(_of_compute("disk", item), size_gb=item.size_gb)
+    kind = item.type.rpartition("/")[2] or None
+    found = msgspec.structs.replace(_of_compute("disk", item), size_gb=item.size_gb, disk_type=kind)
     return _with_mark(item.description, found)
 
 

@@ -9,6 +9,7 @@ import contextlib
 
 import msgspec
 
+from podway.catalog.disks import disk_hourly_cost
 from podway.catalog.prices import price_of
 from podway.catalog.slices import find_slice
 from podway.errors import UserError
@@ -143,6 +144,8 @@ def owned_resource(resource: Resource) -> OwnedResource:
     if resource.kind in ("node", "tpu node") and resource.accelerator_type:
         with contextlib.suppress(UserError):
             cost = price_of(find_slice(resource.accelerator_type), resource.zone, resource.spot)
+    if resource.kind == "disk":
+        cost = disk_hourly_cost(resource.disk_type, resource.size_gb)
     return OwnedResource(
         cluster=resource.cluster,
         owner=resource.owner,
