@@ -35,6 +35,7 @@ class Stub:
         self.clusters: dict[str, api.ClusterView] = {}
         self.services: dict[str, ServiceView] = {}
         self.past: list[api.ClusterView] = []
+        self.pools: list[PoolView] = []
         self.jobs: dict[str, list[api.JobView]] = {}
         self.orphans: list[api.OrphanView] = []
         self.events: dict[str, list[api.EventView]] = {}
@@ -280,7 +281,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("GET", _S, lambda stub, name, body, data: stub.find_service(name)),
     ("PUT", f"{_S}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find_service(name)),
     ("DELETE", f"{_S}/grants/([^/]+)", lambda stub, name, user, body, data: stub.find_service(name)),
-    ("GET", "/v1/pools", lambda stub, body, data: PoolsReply(pools=[POOL])),
+    ("GET", "/v1/pools", lambda stub, body, data: PoolsReply(pools=stub.pools)),
     ("GET", "/v1/pools/([^/]+)", lambda stub, name, body, data: POOL),
     ("DELETE", "/v1/pools/([^/]+)", lambda stub, name, body, data: PoolsReply(pools=[])),
     ("GET", "/v1/volumes", lambda stub, body, data: VolumesReply(volumes=[VOLUME])),

@@ -10,7 +10,7 @@ from podway.cli.index import VERBS, podway
 from podway.control.records import ENDED
 from tests.cli import records
 from tests.cli.conftest import Run
-from tests.cli.stub import Stub
+from tests.cli.stub import POOL, Stub
 
 # typed -> what is shown, by a command that works
 WORKS = {
@@ -63,6 +63,7 @@ ANSWERED = {
 @pytest.fixture(autouse=True)
 def demo(stub: Stub) -> None:
     stub.add(records.cluster("demo"))
+    stub.pools = [POOL]
     stub.past = [records.cluster("gone-1", state="GONE", hosts=[])]
     stub.jobs["demo"] = [records.job(1), records.job(2, state="RUNNING", ended=None)]
 
@@ -117,3 +118,9 @@ def test_one_address_is_of_one_cluster(run: Run, stub: Stub) -> None:
 
 def test_useful_commands_are_shown_once(run: Run, stub: Stub) -> None:
     assert "Cluster name:" not in run("exec", "demo", "-d", "hostname").out
+
+
+def test_a_pool_goes_with_all_clusters_and_by_its_name(run: Run, stub: Stub) -> None:
+    """It would replace its workers."""
+    assert "Pool workers-1 is being taken down." in run("down", "--all", "-y").out
+    assert run("down", "workers-1", "-y").out == "Pool workers-1 is being taken down.\n"

@@ -7,6 +7,7 @@ import click
 from podway.cli.choosing import chosen, for_each
 from podway.cli.confirmation import proceed
 from podway.cli.options import cluster_names_argument, every_option, yes_option
+from podway.cli.pool_jobs import end_named_pools
 from podway.cli.screen import Screen
 from podway.cli.service import end_named_services
 from podway.cli.status import orphans_page
@@ -24,8 +25,8 @@ def command(names: tuple[str, ...], every: bool, purge: bool, yes: bool) -> None
     """Delete clusters and everything that belongs to them.
 
     CLUSTER may be a name or a pattern such as 'exp-*'. Running jobs are cancelled; the command returns when everything is deleted.
-    The name of a service ends it with all its replicas. An unknown name does not stop the others. While a provider fails, its error is
-    shown and the server keeps trying.
+    The name of a service or pool ends it with all its replicas or workers. An unknown name does not stop the others. While a provider
+    fails, its error is shown and the server keeps trying.
     """
     client = Client()
     if purge:
@@ -34,6 +35,7 @@ def command(names: tuple[str, ...], every: bool, purge: bool, yes: bool) -> None
         _purge(client, yes)
         return
     names = end_named_services(client, names, every=every, yes=yes)
+    names = end_named_pools(client, names, every=every, yes=yes)
     found = chosen(client, names, every=every)
     if not found.clusters:
         click.echo("No clusters to delete.")

@@ -107,3 +107,20 @@ def cancel_jobs(name: str, jobs: tuple[int, ...], *, yes: bool) -> None:
     proceed(f"Cancelling {what} of pool {name}.", yes=yes)
     done = Client().cancel_pool_jobs(name, jobs)
     click.echo(f"Cancelled {format_count(len(done), 'job')}." if done else "There is no job to cancel.")
+
+
+def end_named_pools(client: Client, names: tuple[str, ...], *, every: bool, yes: bool) -> tuple[str, ...]:
+    """Of names that a command for clusters was given: end those that are pools, which would replace their workers; the others."""
+    if bool(names) == every:
+        return names  # a mistake, which the command tells
+    known = [one.name for one in client.pools() if not one.leaving]
+    chosen = known if every else [name for name in names if name in known]
+    if chosen:
+        proceed(f"Taking down {', '.join(chosen)}, with all workers and their jobs.", yes=yes)
+    for name in chosen:
+        client.end_pool(name)
+        click.echo(f"Pool {name} is being taken down.")
+    left = tuple(name for name in names if name not in chosen)
+    if names and not left:
+        raise click.exceptions.Exit(0)
+    return left
