@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podway.control.access import Caller
-from podway.control.decide_pool import PoolPlan, SeenWorker, decide_pool
+from podway.control.decide_pool import SeenWorker, WorkerChanges, decide_pool
 from podway.control.pool_driver import PoolDriver
-from podway.control.pool_store import PoolRecord, PoolWorker
+from podway.control.pool_store import PoolWorker, WorkerPool
 from podway.control.pools import PoolControl
 from podway.control.records import ClusterState, JobState
 from podway.control.store import open_store, sqlite_url
@@ -64,7 +64,7 @@ class World:
                 end = JobState.CANCELLED if job.cancel else JobState.SUCCEEDED
                 self.store.update_job(cluster.id, job.number, lambda row, end=end: replace(row, state=end))  # type: ignore[misc]
 
-    def pool(self) -> PoolRecord:
+    def pool(self) -> WorkerPool:
         found = self.verbs.rows.get("p")
         assert found is not None
         return found
@@ -256,7 +256,7 @@ def test_no_plan_has_too_many_workers_or_ends_a_job(
         )
         for number, (state, new, drained, idle) in enumerate(rows, start=1)
     ]
-    pool = PoolRecord(
+    pool = WorkerPool(
         id="i",
         name="p",
         user="ann",
@@ -275,4 +275,4 @@ def test_no_plan_has_too_many_workers_or_ends_a_job(
     assert not up or not busy & set(plan.take_down)
     assert not {one.worker.number for one in seen if one.state in ("leaving", "gone", "new")} & set(plan.take_down)
     if up and not seen:
-        assert plan == PoolPlan(add=max(least, min(waiting, pool.size.max_workers) if more or not least else 0))
+        assert plan == WorkerChanges(add=max(least, min(waiting, pool.size.max_workers) if more or not least else 0))

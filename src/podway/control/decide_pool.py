@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from podway.control.pool_store import PoolRecord, PoolWorker
+from podway.control.pool_store import PoolWorker, WorkerPool
 
 WorkerState = Literal[
     "new",  # to be launched
@@ -31,7 +31,7 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What to do with its workers, by number."""
 
     forget: tuple[int, ...] = ()  # they are gone
@@ -43,14 +43,14 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.forget or self.drain or self.take_down or self.add)
 
 
-def decide_pool(pool: PoolRecord, workers: Sequence[SeenWorker], waiting: int, now: float) -> PoolPlan:
+def decide_pool(pool: WorkerPool, workers: Sequence[SeenWorker], waiting: int, now: float) -> WorkerChanges:
     """The plan; `waiting`: jobs without a worker."""
     there = [one for one in workers if one.state != "gone"]
     forget = tuple(one.worker.number for one in workers if one.state == "gone")
     if pool.goal == "gone":
         leave = [one for one in there if one.state not in ("leaving", "new")]
         unmade = tuple(one.worker.number for one in there if one.state == "new")
-        return PoolPlan(forget=forget + unmade, take_down=tuple(one.worker.number for one in leave))
+        return WorkerChanges(forget=forget + unmade, take_down=tuple(one.worker.number for one in leave))
     current = [one for one in there if one.worker.revision == pool.revision and one.state != "leaving"]
     serving = [one for one in current if not one.worker.drained and one.state != "broken"]
     wanted = _wanted(pool, serving, waiting)
@@ -64,13 +64,13 @@ def decide_pool(pool: PoolRecord, workers: Sequence[SeenWorker], waiting: int, n
     unmade = tuple(one.worker.number for one in going if one.state == "new")
     room = pool.size.max_workers - (len(there) - len(unmade))
     add = max(0, min(wanted - len(serving), room)) if now >= pool.not_before else 0
-    return PoolPlan(forget=forget + unmade, drain=drain, take_down=down, add=add)
+    return WorkerChanges(forget=forget + unmade, drain=drain, take_down=down, add=add)
 
 
 _ORDER: dict[WorkerState, int] = {"new": 0, "free": 1, "starting": 2, "busy": 3}
 
 
-def _wanted(pool: PoolRecord, serving: Sequence[SeenWorker], waiting: int) -> int:
+def _wanted(pool: WorkerPool, serving: Sequence[SeenWorker], waiting: int) -> int:
     """How many there should be: those that are kept, those that work or are not idle for long, one more for each job that waits."""
     size = pool.size
     if size.max_workers <= size.workers:

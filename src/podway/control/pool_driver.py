@@ -12,8 +12,8 @@ import time
 import msgspec
 
 from podway.control.access import Caller
-from podway.control.decide_pool import PoolPlan, SeenWorker, decide_pool
-from podway.control.pool_store import PoolJob, PoolRecord, PoolWorker
+from podway.control.decide_pool import SeenWorker, WorkerChanges, decide_pool
+from podway.control.pool_store import PoolJob, PoolWorker, WorkerPool
 from podway.control.pools import PoolControl
 from podway.control.records import ENDED, Cluster, ClusterState, JobState
 from podway.control.schedules import Person
@@ -55,7 +55,7 @@ class PoolDriver:
             except (UserError, ProviderError) as error:
                 log.warning("pool %s: %s", pool.name, error)
 
-    def _drive(self, pool: PoolRecord, now: float, person: Person) -> None:
+    def _drive(self, pool: WorkerPool, now: float, person: Person) -> None:
         jobs = self._rows.jobs(pool, open_only=True)
         seen = [self.see(pool, worker, jobs, now) for worker in pool.workers]
         waiting = sorted((job for job in jobs if job.worker is None), key=_turn)
@@ -86,7 +86,7 @@ class PoolDriver:
 
     # workers
 
-    def see(self, pool: PoolRecord, worker: PoolWorker, jobs: list[PoolJob], now: float) -> SeenWorker:
+    def see(self, pool: WorkerPool, worker: PoolWorker, jobs: list[PoolJob], now: float) -> SeenWorker:
         """How a worker is now."""
         if worker.cluster_id is None:
             return SeenWorker(worker=worker, state="new")
@@ -110,7 +110,7 @@ class PoolDriver:
         since = max(cluster.active_at, cluster.billing.up_since or 0.0)
         return SeenWorker(worker=worker, state="free", idle_s=now - since)
 
-    def _change_workers(self, pool: PoolRecord, plan: PoolPlan, now: float, reasons: dict[int, str]) -> PoolRecord:
+    def _change_workers(self, pool: WorkerPool, plan: WorkerChanges, now: float, reasons: dict[int, str]) -> WorkerPool:
         workers = []
         not_before, reason = pool.not_before, ""
         for worker in pool.workers:
@@ -139,7 +139,7 @@ class PoolDriver:
         if cluster is not None and cluster.live:
             self._control.down(cluster.name)
 
-    def _launch_new(self, pool: PoolRecord, now: float, person: Person) -> PoolRecord:
+    def _launch_new(self, pool: WorkerPool, now: float, person: Person) -> WorkerPool:
         for worker in pool.workers if pool.goal == "up" else ():
             if worker.cluster_id is not None:
                 continue
@@ -154,7 +154,7 @@ class PoolDriver:
             pool = self._save(pool, replace(pool, workers=workers))
         return pool
 
-    def _launch(self, pool: PoolRecord, worker: PoolWorker, person: Person) -> PoolWorker:
+    def _launch(self, pool: WorkerPool, worker: PoolWorker, person: Person) -> PoolWorker:
         caller = self._person(pool.user, person)
         name = pool.cluster_name(worker)
         taken = self._store.find(name)
@@ -173,14 +173,14 @@ class PoolDriver:
 
     # jobs
 
-    def _give(self, pool: PoolRecord, worker: PoolWorker, job: PoolJob, person: Person) -> None:
+    def _give(self, pool: WorkerPool, worker: PoolWorker, job: PoolJob, person: Person) -> None:
         name = pool.cluster_name(worker)
         given = replace(job, worker=worker.number, cluster=name, cluster_id=worker.cluster_id, job=None)
         saved = self._rows.save_job(given)
         if saved is not None:
             self._queue(pool, saved, person)
 
-    def _queue(self, pool: PoolRecord, job: PoolJob, person: Person) -> None:
+    def _queue(self, pool: WorkerPool, job: PoolJob, person: Person) -> None:
         """Queue it on its worker; again, if that was interrupted."""
         assert job.cluster is not None
         cluster = self._store.find(job.cluster)
@@ -197,7 +197,7 @@ class PoolDriver:
             return
         self._rows.save_job(replace(job, job=queued.job))
 
-    def _check_given(self, pool: PoolRecord, job: PoolJob, person: Person) -> None:
+    def _check_given(self, pool: WorkerPool, job: PoolJob, person: Person) -> None:
         """What became of a job that has a worker."""
         if job.job is None:
             self._queue(pool, job, person)
@@ -235,7 +235,7 @@ class PoolDriver:
             )
         return caller
 
-    def _save(self, old: PoolRecord, new: PoolRecord) -> PoolRecord:
+    def _save(self, old: WorkerPool, new: WorkerPool) -> WorkerPool:
         """While it is held only a verb may have changed it: that stays, and the workers are ours."""
         if new == old:
             return old

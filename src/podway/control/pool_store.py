@@ -22,7 +22,7 @@ class PoolWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     drained: bool = False  # takes no more jobs, and goes when it has none
 
 
-class PoolRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WorkerPool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One pool."""
 
     id: str
@@ -77,7 +77,7 @@ class PoolRows:
         self._engine = engine
         self._reader = engine.execution_options(**READ_ONLY)
 
-    def add(self, record: PoolRecord) -> bool:
+    def add(self, record: WorkerPool) -> bool:
         """A new row; False where the name is taken."""
         values = {"id": record.id, "name": record.name, "version": record.version, "body": msgspec.json.encode(record)}
         try:
@@ -87,16 +87,16 @@ class PoolRows:
             return False
         return True
 
-    def get(self, name: str) -> PoolRecord | None:
+    def get(self, name: str) -> WorkerPool | None:
         """By name."""
         found = self._pools(sa.select(pools).where(pools.c.name == name))
         return found[0] if found else None
 
-    def all(self) -> list[PoolRecord]:
+    def all(self) -> list[WorkerPool]:
         """By name."""
         return self._pools(sa.select(pools).order_by(pools.c.name))
 
-    def save(self, record: PoolRecord) -> PoolRecord | None:
+    def save(self, record: WorkerPool) -> WorkerPool | None:
         """Over the version it was made from; None where it changed since."""
         new = msgspec.structs.replace(record, version=record.version + 1)
         same = (pools.c.id == record.id, pools.c.version == record.version)
@@ -105,13 +105,13 @@ class PoolRows:
             done = db.execute(sa.update(pools).where(*same).values(**values))
         return new if done.rowcount == 1 else None
 
-    def delete(self, record: PoolRecord) -> None:
+    def delete(self, record: WorkerPool) -> None:
         """The pool and its jobs; what they left on clusters stays there."""
         with self._engine.begin() as db:
             db.execute(sa.delete(pool_jobs).where(pool_jobs.c.pool_id == record.id))
             db.execute(sa.delete(pools).where(pools.c.id == record.id))
 
-    def add_jobs(self, record: PoolRecord, new: list[PoolJob]) -> bool:
+    def add_jobs(self, record: WorkerPool, new: list[PoolJob]) -> bool:
         """The jobs, in one transaction with the pool's new row; False where the pool changed since it was read."""
         after = msgspec.structs.replace(record, next_job=record.next_job + len(new), version=record.version + 1)
         same = (pools.c.id == record.id, pools.c.version == record.version)
@@ -122,7 +122,7 @@ class PoolRows:
             db.execute(sa.insert(pool_jobs), [_job_columns(one) for one in new])
         return True
 
-    def jobs(self, record: PoolRecord, *, open_only: bool = False, limit: int | None = None) -> list[PoolJob]:
+    def jobs(self, record: WorkerPool, *, open_only: bool = False, limit: int | None = None) -> list[PoolJob]:
         """In their order; with a limit, the latest."""
         asked = sa.select(pool_jobs).where(pool_jobs.c.pool_id == record.id)
         if open_only:
@@ -140,10 +140,10 @@ class PoolRows:
             done = db.execute(sa.update(pool_jobs).where(*same).values(**_job_columns(new)))
         return new if done.rowcount == 1 else None
 
-    def _pools(self, asked: sa.Select[Any]) -> list[PoolRecord]:
+    def _pools(self, asked: sa.Select[Any]) -> list[WorkerPool]:
         with self._reader.connect() as db:
             rows = db.execute(asked).all()
-        return [msgspec.structs.replace(from_json(row.body, PoolRecord), version=row.version) for row in rows]
+        return [msgspec.structs.replace(from_json(row.body, WorkerPool), version=row.version) for row in rows]
 
 
 def _job_columns(job: PoolJob) -> dict[str, object]:

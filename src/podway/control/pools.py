@@ -13,7 +13,7 @@ import msgspec
 
 from podway.catalog.slices import find_slice
 from podway.control.access import Caller, Right, check_inventory, check_project, require, right_on
-from podway.control.pool_store import PoolJob, PoolRecord
+from podway.control.pool_store import PoolJob, WorkerPool
 from podway.control.verbs import NAME, Control
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
@@ -31,7 +31,7 @@ class PoolControl:
         self.control = control
         self.rows = control.store.pools
 
-    def apply(self, name: str, request: LaunchRequest | None, size: PoolSize, caller: Caller) -> PoolRecord:
+    def apply(self, name: str, request: LaunchRequest | None, size: PoolSize, caller: Caller) -> WorkerPool:
         """Make the pool, or change the one of its name. Without a request only its size is changed."""
         _check_size(size)
         known = self.rows.get(name)
@@ -53,7 +53,7 @@ class PoolControl:
         sealed = self.control.vault.seal(request.task.secrets)
         kept = msgspec.structs.replace(worker, task=without_secrets(worker.task))
         if known is None:
-            record = PoolRecord(
+            record = WorkerPool(
                 id=secrets.token_hex(6),
                 name=name,
                 user=caller.user,
@@ -67,7 +67,7 @@ class PoolControl:
                 raise UserError(f"a pool {name} was made at the same moment", "run the command again", status=409)
             return record
 
-        def changed(row: PoolRecord) -> PoolRecord:
+        def changed(row: WorkerPool) -> WorkerPool:
             same = row.request == kept and self.control.vault.open(row.sealed_secrets) == request.task.secrets
             revision = row.revision if same else row.revision + 1
             return msgspec.structs.replace(
@@ -120,7 +120,7 @@ class PoolControl:
             self._cancel(pool, job)
         return tuple(job.number for job in chosen)
 
-    def _cancel(self, pool: PoolRecord, job: PoolJob) -> None:
+    def _cancel(self, pool: WorkerPool, job: PoolJob) -> None:
         """A job that waits has ended; of one that has a worker, the driver passes it on."""
         for _ in range(_TRIES):
             waits = job.worker is None
@@ -138,11 +138,11 @@ class PoolControl:
         self.find_for(name, caller, Right.MANAGE)
         self._update(name, lambda row: msgspec.structs.replace(row, goal="gone"))
 
-    def list_for(self, caller: Caller) -> list[PoolRecord]:
+    def list_for(self, caller: Caller) -> list[WorkerPool]:
         """Those the caller may know of."""
         return [one for one in self.rows.all() if right_on(one, caller) is not None]
 
-    def find_for(self, name: str, caller: Caller, needed: Right) -> PoolRecord:
+    def find_for(self, name: str, caller: Caller, needed: Right) -> WorkerPool:
         """The pool of that name; for whoever may not know of it there is none."""
         found = self.rows.get(name)
         if found is None or right_on(found, caller) is None:
@@ -155,12 +155,12 @@ class PoolControl:
         hint = f"existing pools: {names}" if names else "make one: podway pool apply -p NAME FILE"
         return UserError(f"there is no pool {name!r}", hint, status=404)
 
-    def _require(self, known: PoolRecord, caller: Caller) -> None:
+    def _require(self, known: WorkerPool, caller: Caller) -> None:
         if right_on(known, caller) is None:
             raise UserError(f"the name {known.name!r} is taken", "use another name", status=409)
         require(known, caller, Right.MANAGE)
 
-    def _update(self, name: str, change: Callable[[PoolRecord], PoolRecord]) -> PoolRecord:
+    def _update(self, name: str, change: Callable[[WorkerPool], WorkerPool]) -> WorkerPool:
         for _ in range(_TRIES):
             row = self.rows.get(name)
             if row is None:
@@ -195,7 +195,7 @@ def _job(request: LaunchRequest, rank: int, count: int) -> LaunchRequest:
     return LaunchRequest(task=without_secrets(task), files=request.files)
 
 
-def _check_fit(pool: PoolRecord, task: Task) -> None:
+def _check_fit(pool: WorkerPool, task: Task) -> None:
     """A task that names other slices than the workers have waits for ever: it is refused."""
     asked, have = _types(task), _types(pool.request.task)
     if None in asked or (asked & have and task.slices in (1, pool.request.task.slices)):

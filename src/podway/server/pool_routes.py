@@ -4,7 +4,7 @@ import time
 
 from podway.control.access import Right
 from podway.control.pool_driver import PoolDriver
-from podway.control.pool_store import PoolJob, PoolRecord
+from podway.control.pool_store import PoolJob, WorkerPool
 from podway.server.pool_api import (
     PoolBody,
     PoolCancelBody,
@@ -55,7 +55,7 @@ def end_pool(call: ApiCall) -> PoolsReply:
     return pools(call)
 
 
-def _view(call: ApiCall, record: PoolRecord, *, jobs: bool = False) -> PoolView:
+def _view(call: ApiCall, record: WorkerPool, *, jobs: bool = False) -> PoolView:
     verbs = call.services.pools
     open_jobs = verbs.rows.jobs(record, open_only=True)
     shown = verbs.rows.jobs(record, limit=JOBS_SHOWN) if jobs else []
