@@ -36,9 +36,8 @@ async def delete_volume(call: ApiCall) -> VolumesReply:
 def _hourly_cost(record: VolumeRecord) -> float | None:
     """A disk bills from when it is asked for; a directory of a host costs nothing of its own."""
     made = record.made
-    if record.provider != "gcp":
-        return 0.0
-    return disk_hourly_cost(made.disk_type, made.size_gb) if made else None
+    size = made.size_gb if made else record.spec.size_gb
+    return 0.0 if size is None else disk_hourly_cost(made.disk_type if made else None, size)
 
 
 def _view(verbs: VolumeControl, record: VolumeRecord) -> VolumeView:
