@@ -55,7 +55,7 @@ def _train(model: str, slice: str, mesh: str, batch: int, length: int, *more: st
     return Rehearsal(model=model, slice=slice, settings=(*settings, *more))
 
 
-def _planned(model: str, slice: str, batch: int, length: int) -> Rehearsal:
+def planned_rehearsal(model: str, slice: str, batch: int, length: int) -> Rehearsal:
     """What `podway plan train` proposes first."""
     tpu = find_slice(slice)
     best = plan_train(find_model(model), PlanOptions(seq=length, batch=batch), [tpu]).plans[0]
@@ -103,7 +103,7 @@ def training_rows() -> list[AotRow]:
         )
     )
     found += [
-        (f"{name}, {batch} x {length}, planned", _planned(model, slice, batch, length))
+        (f"{name}, {batch} x {length}, planned", planned_rehearsal(model, slice, batch, length))
         for name, model, slice, batch, length in PLANNED
     ]
     return found
