@@ -27,9 +27,10 @@ def test_maxtext_is_compiled_by_the_same_versions() -> None:
 def test_the_table_says_what_does_not_fit_or_compile() -> None:
     large, small = Side(gib=33.4, limit=31.24, step=3.0), Side(gib=25.0, limit=31.24, step=2.7)
     broken = Side(failed="the compiler ended")
-    more = {"slice": "v6e-16", "proposal": "mesh.shape=fsdp=16", "versions": "jax 1, libtpu 2"}
+    more = {"slice": "v6e-16", "published": 3.0, "proposal": "mesh.shape=fsdp=16", "versions": "jax 1, libtpu 2"}
     page = page_of(
         [Pair(name="a", maxtext=large, podway=small, **more), Pair(name="b", maxtext=broken, podway=small, **more)]
     )
     assert "33.40 (does not fit in 31.24) | 3.00 |" in page and "| 25.00 | 2.70 | 0.90 |" in page
+    assert "| a | v6e-16 | 3.00 | 33.40" in page
     assert "does not compile | the compiler ended |" in page

@@ -83,25 +83,28 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     slice: str
     batch: int
     length: int
+    published: (
+        float  # seconds of the step that its authors measured on TPUs: tpu-recipes, training/trillium/*/README.md
+    )
     settings: tuple[str, ...]
     flags: tuple[str, ...]
 
 
 RECIPES = (
     Recipe(
-        name="Llama 3.1 8B", model="llama3.1-8b", slice="v6e-16", batch=48, length=8192,
+        name="Llama 3.1 8B", model="llama3.1-8b", slice="v6e-16", published=3.393, batch=48, length=8192,
         settings=("remat_policy=custom", "out_proj=offload", *_OFFLOAD, *_FLASH), flags=(*_V6E, *_ALL_REDUCE_ON_SPARSECORE),
     ),
     Recipe(
-        name="Llama 3.1 70B", model="llama3.1-70b", slice="v6e-64", batch=128, length=8192,
+        name="Llama 3.1 70B", model="llama3.1-70b", slice="v6e-64", published=18.688, batch=128, length=8192,
         settings=("remat_policy=custom", *_OFFLOAD, *_FLASH), flags=_V6E,
     ),
     Recipe(
-        name="Llama 3.1 8B", model="llama3.1-8b", slice="v6e-64", batch=320, length=8192,
+        name="Llama 3.1 8B", model="llama3.1-8b", slice="v6e-64", published=5.652, batch=320, length=8192,
         settings=("remat_policy=custom", "out_proj=offload", *_OFFLOAD, *_FLASH), flags=(*_V6E, *_ALL_REDUCE_ON_SPARSECORE),
     ),
     Recipe(
-        name="Llama 3.1 70B", model="llama3.1-70b", slice="v6e-256", batch=1280, length=8192,
+        name="Llama 3.1 70B", model="llama3.1-70b", slice="v6e-256", published=42.656, batch=1280, length=8192,
         settings=("remat_policy=custom", *_OFFLOAD, *_FLASH), flags=_V6E,
     ),
 )  # fmt: skip
@@ -122,7 +125,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     slice: str
-    maxtext: Side
+    published: float
+    maxtext: Side | None  # None: not compiled here
     podway: Side
     proposal: str
     versions: str
@@ -164,14 +168,17 @@ def install() -> None:
     (HOME / "installed").touch()
 
 
-def measure(recipe: Recipe, *, fast: bool) -> Pair:
-    """Both steps of a job."""
+def measure(recipe: Recipe, *, fast: bool, theirs_too: bool) -> Pair:
+    """Both steps of a job; without `theirs_too` only Podway's, beside the published one."""
     ours = msgspec.structs.replace(
         planned_rehearsal(recipe.model, recipe.slice, recipe.batch, recipe.length), fast=fast
     )
     asked = Rehearsal(model=recipe.model, slice=recipe.slice, fast=fast)
-    with tempfile.TemporaryDirectory(prefix="podway-maxtext-") as folder:
-        theirs = _MaxTextWorker(recipe, asked, Path(folder)).answer(fresh=True, progress=lambda stage: None)
+    side = None
+    if theirs_too:
+        with tempfile.TemporaryDirectory(prefix="podway-maxtext-") as folder:
+            theirs = _MaxTextWorker(recipe, asked, Path(folder)).answer(fresh=True, progress=lambda stage: None)
+        side = _side(theirs, asked)
     report = rehearse([ours], jobs=1)[0]
     words = [
         word
@@ -179,7 +186,8 @@ def measure(recipe: Recipe, *, fast: bool) -> Pair:
         if not word.startswith(("batch.sequences", "batch.length", "optimizer", "precision"))
     ]
     return Pair(
-        name=f"{recipe.name}, {recipe.batch} x {recipe.length}", slice=recipe.slice, maxtext=_side(theirs, asked),
+        name=f"{recipe.name}, {recipe.batch} x {recipe.length}", slice=recipe.slice, published=recipe.published,
+        maxtext=side,
         podway=_side(report, ours), proposal=" ".join(words), versions=f"jax {report.jax}, libtpu {report.libtpu}",
     )  # fmt: skip
 
@@ -196,26 +204,22 @@ def _side(report: CompileReport, asked: Rehearsal) -> Side:
 
 def page_of(pairs: list[Pair]) -> str:
     """The table, side by side."""
-    headers = [
-        "job",
-        "slice",
-        "MaxText: GiB a chip",
-        "step s",
-        "Podway's first proposal",
-        "GiB a chip",
-        "step s",
-        "ratio",
-    ]
+    headers = ["job", "slice", "MaxText, published: step s", "MaxText, compiled here: GiB a chip", "step s"]
+    headers += ["Podway's first proposal", "GiB a chip", "step s", "of the published"]
     rows = []
     for pair in pairs:
         left, right = pair.maxtext, pair.podway
-        ratio = f"{right.step / left.step:.2f}" if left.step and right.step else "-"
-        rows.append([pair.name, pair.slice, *_cells(left), f"`{pair.proposal}`", *_cells(right), ratio])
+        ratio = f"{right.step / pair.published:.2f}" if right.step else "-"
+        rows.append(
+            [pair.name, pair.slice, f"{pair.published:.2f}", *_cells(left), f"`{pair.proposal}`", *_cells(right), ratio]
+        )
     versions = ", ".join(sorted({pair.versions for pair in pairs}))
     return f"Measured on {machine()}; {versions}.\n\n{table(headers, rows)}"
 
 
-def _cells(side: Side) -> list[str]:
+def _cells(side: Side | None) -> list[str]:
+    if side is None:
+        return ["-", "-"]
     if side.gib is None:
         return ["does not compile", side.failed[:80]]
     over = "" if side.gib <= side.limit else f" (does not fit in {side.limit:.2f})"
@@ -229,19 +233,25 @@ def main() -> int:
     )
     parser.add_argument("--fresh", action="store_true", help="measure every row again")
     parser.add_argument("--full", action="store_true", help="compile to the end: minutes a row")
+    parser.add_argument(
+        "--published", action="store_true", help="leave MaxText's own step out: beside published steps only"
+    )
     parser.add_argument("--only", default="", help="rows whose name or slice holds this text")
     options = parser.parse_args()
-    install()
+    if not options.published:
+        install()
     kept = from_json(KEPT.read_bytes(), dict[str, Pair]) if KEPT.exists() else {}
     for recipe in RECIPES:
         label = f"{recipe.name} on {recipe.slice}"
         if options.only not in label or (label in kept and not options.fresh):
             continue
-        kept[label] = measure(recipe, fast=not options.full)
+        kept[label] = measure(recipe, fast=not options.full, theirs_too=not options.published)
         print(page_of([kept[label]]), flush=True)
         KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
         write_section("bench-maxtext", page_of(list(kept.values())), PAGE)
-    return int(any(side.gib is None for pair in kept.values() for side in (pair.maxtext, pair.podway)))
+    return int(
+        any(side is not None and side.gib is None for pair in kept.values() for side in (pair.maxtext, pair.podway))
+    )
 
 
 if __name__ == "__main__":
