@@ -5,6 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from podway.errors import UserError
@@ -19,6 +20,7 @@ from podway.task.task import (
     RateLimit,
     Recovery,
     Registry,
+    RoutedWorker,
     Scaling,
     ServedModel,
     Task,
@@ -397,13 +399,62 @@ groups:
     assert "say how many nodes" in refused(text, tpus="v6e-8", num_nodes=2).what
 
 
-def test_a_router_in_a_group_of_its_own_is_left_to_the_gateway() -> None:
-    text = "type: service\nport: 80\ngroups: [{commands: [r], router: {type: smg}}, {replicas: 2, commands: [w]}]"
-    found = read(text)
-    assert found.run == "w\n" and found.service and found.service.scaling.min_replicas == 2
-    assert any("a router is not started" in note for note in found.notes)
-    assert "address of their router" in refused(text.replace("[w]", "['x $DSTACK_ROUTER_INTERNAL_IP']")).what
-    assert "behind their engine's own router only" in refused(text.replace("]}]", "]}, {commands: [d]}]")).what
+ROUTED = """
+type: service
+port: 80
+model: m
+env: [A=1]
+groups:
+- {commands: [route], router: {type: smg}, resources: {cpu: 4}}
+- {name: first, replicas: 1..4, scaling: {metric: rps, target: 3}, resources: {gpu: H200}, image: some/image,
+   commands: [sglang --disaggregation-mode prefill --disaggregation-bootstrap-port=8998]}
+- {name: then, replicas: 2, resources: {gpu: H200}, python: '3.12',
+   commands: ["vllm --kv '{\\"kv_connector\\":\\"Nixl\\",\\"kv_role\\":\\"kv_consumer\\"}' grpc_server"]}
+"""
+
+
+def test_replica_groups_behind_a_router() -> None:
+    """Each with its own commands and machines; --tpus takes the place of the GPUs, and a router stays on a host without chips."""
+    found = read(ROUTED, tpus="v6e-8")
+    assert found.service is not None and found.env == {"A": "1"}
+    router, first, then = found.service.groups
+    assert (router.name, router.router, router.run, router.shell) == ("0", "smg", "route\n", "bash")
+    assert [one.resources[0].accelerator for one in (router,)] == [None] and router.probes == ()
+    assert [one.resources[0].accelerator.type for one in (first, then)] == ["v6e-8", "v6e-8"]  # type: ignore[union-attr]
+    assert first.scaling == Scaling(min_replicas=1, max_replicas=4, target_qps=3)
+    assert (first.shell, first.resources[0].image) == ("sh", "docker:some/image")
+    assert first.worker == RoutedWorker(role="prefill", engine="sglang", bootstrap_port=8998) and first.probes == ()
+    assert then.worker == RoutedWorker(
+        role="decode", protocol="grpc", engine="vllm", kv_connector="Nixl", kv_role="kv_consumer"
+    )
+    assert (then.python, then.scaling.min_replicas) == ("3.12", 2)
+    assert not any("one size" in note for note in found.notes)
+    dynamo = read(ROUTED.replace("type: smg", "type: dynamo"), tpus="v6e-8").service
+    assert dynamo and dynamo.router and dynamo.router.router == "dynamo"
+    whole = read(ROUTED.replace("--disaggregation-mode prefill ", ""), tpus="v6e-8").service
+    assert whole and whole.groups[1].probes[0].path == "/v1/chat/completions"  # it answers by itself
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Task) == found  # as it goes to the server
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("resources: {cpu: 4}}", "replicas: 2}", "a service has one router"),
+        ("router: {type: smg}, ", "", "only the prefill of a request work behind a router only"),
+        ("name: then", "name: first", "several groups are called first"),
+        ("name: then", "name: Then", "cannot be the name of a group"),
+        ("name: then", "router: smg", "a second router"),
+        ("type: smg", "type: nginx", "smg, sglang, dynamo"),
+        ("port: 80", "port: 80\nrouter: {type: sglang}", "a gateway of dstack's ran this router"),
+        ("port: 80", "port: 80\nreplicas: [{commands: [x]}]", "`groups` is given too"),
+        ("port: 80", "port: 80\ncommands: [x]", "beside groups"),
+        ("1..4", "1..", "the most replicas"),
+        ("commands: [route]", "commands: []", "nothing to run"),
+    ],
+)
+def test_replica_groups_that_cannot_be(old: str, new: str, says: str) -> None:
+    error = refused(ROUTED.replace(old, new, 1), tpus="v6e-8")
+    assert any(says in f"{one.what} {one.hint}" for one in (error, *error.others)), error
 
 
 def test_a_secret_in_the_header_of_a_probe_stays_there_by_name() -> None:
@@ -434,8 +485,10 @@ def test_service_scaling_and_groups() -> None:
     for key in ("replicas", "groups"):
         found = read(group.format(key))
         assert found.service and found.service.scaling.max_replicas == 2 and types(found) == ["v6e-8"]
-        assert "replicas that differ" in refused(group.format(key) + "- {count: 1, commands: [y]}\n").what
-    assert "router" in refused("type: service\nport: 80\ngroups: [{commands: [x], router: sglang}]").what
+        two = read(group.format(key) + "- {count: 1, commands: [y], resources: {gpu: v5litepod-4}}\n").service
+        assert two and [one.run for one in two.groups] == ["x\n", "y\n"] and two.router is None
+    alone = refused("type: service\nport: 80\ngroups: [{commands: [x], router: sglang}]")
+    assert "nothing is behind this router" in alone.what
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from podway.quantities import format_count
 from podway.server.client import Client
 from podway.server.service_api import ServicePreviewReply, ServiceView
 from podway.server.uploading import upload
-from podway.task.task import ServiceSpec, Task
+from podway.task.task import Scaling, ServiceSpec, Task
 
 POLL_S = 0.3
 FAILED_CODE = 100
@@ -40,7 +40,9 @@ def apply_service(task: Task, options: LaunchOptions, interaction: Interaction, 
         shown = client.preview_service(request)
         _show(screen, task.service, shown)
         if interaction.dryrun:
-            plan = {} if shown.launch is None else shown.launch.request
+            plan = {name: one.request for name, one in shown.groups.items()} if shown.groups else {}
+            if not shown.groups and shown.launch is not None:
+                plan = shown.launch.request
             click.echo(msgspec.json.format(msgspec.json.encode(plan)))
             return 0
         if shown.change != "none" or canary is not None:
@@ -56,7 +58,8 @@ def apply_service(task: Task, options: LaunchOptions, interaction: Interaction, 
 
 
 def _show(screen: Screen, spec: ServiceSpec, shown: ServicePreviewReply) -> None:
-    for note in shown.launch.notes if shown.launch is not None else ():
+    previews = list(shown.groups.values()) or [one for one in (shown.launch,) if one is not None]
+    for note in dict.fromkeys(note for one in previews for note in one.notes):
         click.echo(f"Note: {note}", err=True)
     if shown.change == "create":
         screen.line(_properties(shown.name, spec))
@@ -69,15 +72,24 @@ def _show(screen: Screen, spec: ServiceSpec, shown: ServicePreviewReply) -> None
         screen.line(table(("PROPERTY", "NOW", "FILE", "CHANGED"), rows))
     else:
         screen.line(f"Service {shown.name} is as the file says.")
-    if shown.launch is not None:
+    for name, one in shown.groups.items():
+        screen.line(f"Offers for group {name}:")
+        screen.line(offers_page(one))
+    if shown.launch is not None and not shown.groups:
         screen.line(offers_page(shown.launch))
 
 
+def _replicas_text(scaling: Scaling) -> str:
+    if scaling.max_replicas == scaling.min_replicas:
+        return str(scaling.min_replicas)
+    return f"{scaling.min_replicas}..{scaling.max_replicas}, by {scaling.metric}"
+
+
 def _properties(name: str, spec: ServiceSpec) -> str:
-    scaling = spec.scaling
-    replicas = str(scaling.min_replicas)
-    if scaling.max_replicas != scaling.min_replicas:
-        replicas = f"{scaling.min_replicas}..{scaling.max_replicas}, by {scaling.metric}"
+    replicas = _replicas_text(spec.scaling)
+    if spec.groups:
+        parts = (f"{one.name}: {_replicas_text(one.scaling)}{' (router)' if one.router else ''}" for one in spec.groups)
+        replicas = "; ".join(parts)
     probes = ", ".join(f"{one.method} {one.path}" for one in spec.probes) or f"a connection to port {spec.port}"
     rows = [
         ("Service", name),
@@ -151,6 +163,9 @@ def is_settled(found: ServiceView) -> bool:
     canaries = [one for one in found.replicas if one.revision == found.canary and one.state == "READY"]
     if found.canary is not None and not canaries:
         return False
+    if found.groups:
+        enough = all(one.ready_replicas >= one.target_replicas for one in found.groups)
+        return enough and not others and found.state == "READY"
     return len(current) >= max(1, found.target_replicas) and not others
 
 

@@ -104,17 +104,18 @@ def pick_replica(found: ServiceView, number: int | None) -> ReplicaView:
 @command.command()
 @click.argument("name")
 @click.argument("replicas", metavar="N|MIN..MAX")
+@click.option("-g", "--group", metavar="GROUP", help="Of which group, in a service with groups of replicas.")
 @click.option("-d", "--detach", is_flag=True, help="Return at once.")
 @output_option
 @click.pass_context
-def scale(ctx: click.Context, name: str, replicas: str, detach: bool, output: str) -> None:
+def scale(ctx: click.Context, name: str, replicas: str, group: str | None, detach: bool, output: str) -> None:
     """Keep another number of replicas, or a range for the autoscaler."""
     given = RANGE.fullmatch(replicas)
     if given is None:
         raise UserError(f"{replicas!r} is not a number of replicas", "give 3, or a range such as 1..4")
     low = int(given[1])
     client = Client()
-    client.scale_service(name, low, int(given[2]) if given[2] else low)
+    client.scale_service(name, low, int(given[2]) if given[2] else low, group)
     _finish(ctx, client, name, detach=detach, output=output)
 
 

@@ -11,10 +11,11 @@ from podway.cli.tables import table
 from podway.errors import UserError
 from podway.quantities import format_ago
 from podway.server.client import Client
-from podway.server.service_api import ServiceView
+from podway.server.service_api import GroupView, ServiceView
 
 HEADERS = ("NAME", "MODEL", "STATUS", "REPLICAS", "REVISION", "URL", "CREATED")
 REPLICA_HEADERS = ("REPLICA", "REVISION", "STATUS", "INFRA", "RESOURCES", "ADDRESS", "CREATED", "REASON")
+GROUP_HEADERS = ("GROUP", "STATUS", "REPLICAS", "ROUTER", "REASON")
 
 
 @click.command(name="services")
@@ -59,19 +60,33 @@ def show(found: Sequence[ServiceView], output: str, *, verbose: bool) -> None:
 
 def _row(one: ServiceView, now: float) -> tuple[object, ...]:
     ready = sum(replica.state == "READY" for replica in one.replicas)
-    wanted = str(one.target_replicas)
-    if one.min_replicas != one.max_replicas:
-        wanted += f" ({one.min_replicas}..{one.max_replicas})"
     revision = str(one.revision) if one.canary is None else f"{one.revision}, {one.canary} ({one.canary_share:.0%})"
-    return (one.name, one.model, one.state, f"{ready}/{wanted}", revision, one.url, format_ago(one.created, now))
+    return (one.name, one.model, one.state, _count(ready, one), revision, one.url, format_ago(one.created, now))
+
+
+def _count(ready: int, part: ServiceView | GroupView) -> str:
+    wanted = str(part.target_replicas)
+    if part.min_replicas != part.max_replicas:
+        wanted += f" ({part.min_replicas}..{part.max_replicas})"
+    return f"{ready}/{wanted}"
+
+
+def _groups_table(one: ServiceView) -> str:
+    rows = [
+        (group.name, group.state, _count(group.ready_replicas, group), group.router, group.reason or None)
+        for group in one.groups
+    ]
+    return table(GROUP_HEADERS, rows, drop=("ROUTER",))
 
 
 def replicas_page(one: ServiceView, now: float) -> str:
-    """The replicas of a service."""
+    """The replicas of a service, after its groups if it has any."""
     lines = [f"Service {one.name}: {one.reason}"] if one.reason else [f"Service {one.name}:"]
+    lines += [_groups_table(one), ""] if one.groups else []
     rows = [
         (
             replica.number,
+            *((replica.group,) if one.groups else ()),
             replica.revision,
             replica.state,
             replica.infra or None,
@@ -84,7 +99,7 @@ def replicas_page(one: ServiceView, now: float) -> str:
     ]
     lines.append(
         table(
-            REPLICA_HEADERS,
+            (REPLICA_HEADERS[0], *(("GROUP",) if one.groups else ()), *REPLICA_HEADERS[1:]),
             rows,
             right=("REPLICA", "REVISION"),
             drop=("CREATED", "RESOURCES", "INFRA", "ADDRESS", "REVISION"),

@@ -3,7 +3,7 @@
 A provider says in `capabilities` which of these it does for real; nothing a task asks for is dropped without a word.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -12,7 +12,17 @@ from podway.hosts.manifest import FileTree
 from podway.launch import runs_image_command
 from podway.provider_table import ProviderRow, provider_rows, row_of, why_no_image
 from podway.task.mounts import settled
-from podway.task.task import Bucket, DevEnvironment, ServiceSpec, Task, Volume, container_image, takes_chips
+from podway.task.task import (
+    Bucket,
+    DevEnvironment,
+    Resources,
+    ServiceSpec,
+    Task,
+    Volume,
+    container_image,
+    group_tasks,
+    takes_chips,
+)
 
 
 class Remarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +39,9 @@ def remarks(
 
     `no_image` says why an image cannot be used there (`provider_table.why_no_image`).
     """
+    parts = group_tasks(task)
+    if "" not in parts:
+        return _remarks_of_groups(parts, capabilities, simulated=simulated, setup=setup, no_image=no_image)
     refusal = _escape_refusal(task) or _bucket_refusal(task, capabilities, simulated)
     refusal = refusal or _volume_refusal(task, capabilities, simulated)
     refusal = refusal or (_image_refusal(task, no_image) if no_image else None) or _command_refusal(task, capabilities)
@@ -37,9 +50,26 @@ def remarks(
     return Remarks(refusal=refusal, notes=tuple(_notes(task, capabilities, simulated, setup)))
 
 
+def _remarks_of_groups(
+    parts: Mapping[str, Task], capabilities: frozenset[str], *, simulated: bool, setup: bool, no_image: str
+) -> Remarks:
+    """Of a service with groups: what holds for any of them, once."""
+    found = []
+    for part in parts.values():
+        has_image = any(container_image(one.image) for one in part.resources)
+        why = no_image if has_image else ""
+        found.append(remarks(part, capabilities, simulated=simulated, setup=setup, no_image=why))
+    notes = dict.fromkeys(note for one in found for note in one.notes)
+    return Remarks(refusal=next((one.refusal for one in found if one.refusal is not None), None), notes=tuple(notes))
+
+
+def _every_resource(task: Task) -> list[Resources]:
+    return [one for part in group_tasks(task).values() for one in part.resources]
+
+
 def places_of(task: Task) -> list[ProviderRow]:
     """The providers that a launch of this task may ask: those it names, else all."""
-    names = {one.placement.provider for one in task.resources}
+    names = {one.placement.provider for one in _every_resource(task)}
     if None in names:
         return list(provider_rows().values())
     return [row_of(name) for name in sorted(name for name in names if name is not None)]
@@ -66,7 +96,7 @@ def forecast(task: Task) -> tuple[str, ...]:
 
 def no_image_for(task: Task, row: ProviderRow) -> str:
     """Why a provider cannot give a task its image; '' where it can, or there is none to give. Asks only if need be."""
-    return why_no_image(row) if any(container_image(one.image) for one in task.resources) else ""
+    return why_no_image(row) if any(container_image(one.image) for one in _every_resource(task)) else ""
 
 
 def _image_refusal(task: Task, why: str) -> UserError | None:

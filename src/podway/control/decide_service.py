@@ -34,6 +34,7 @@ class NewReplica(msgspec.Struct, frozen=True, kw_only=True):
     """A replica to make."""
 
     revision: int
+    group: str = ""
     spot: bool | None = None
 
 

@@ -11,9 +11,10 @@ import msgspec
 
 from podway.control.access import Caller, Right, right_on
 from podway.control.gateway_keys import GatewayKey
-from podway.control.service_records import Replica, ReplicaState, Service
+from podway.control.service_records import Replica, Service
+from podway.control.traffic import taking_traffic
 from podway.gateway.table import ApiKey, Backend, RequestLimit, RoutedService, RouteTable
-from podway.task.task import RateLimit
+from podway.task.task import RateLimit, Scaling, ServiceSpec
 
 VERSION_SHIFT = 64 - 39  # a version has at most 12 digits, as every number in a query
 HOLD_S = 30.0  # how long a request waits for a replica where there is one to come soon
@@ -38,12 +39,13 @@ def route_table(
 ) -> RouteTable:
     """`holders`: the digest of each token, and whose it is. `address`, `tunnel`: how a replica is reached. `gateway_keys`: with owners."""
     known = [service for service in services if service.live and service.goal == "up"]
-    ready: dict[str, list[Replica]] = {service.id: [] for service in known}
+    own: dict[str, list[Replica]] = {service.id: [] for service in known}
     for replica in replicas:
-        if replica.state is ReplicaState.READY and replica.service_id in ready:
-            ready[replica.service_id].append(replica)
+        if replica.service_id in own:
+            own[replica.service_id].append(replica)
     routed = tuple(
-        _routed(service, ready[service.id], address, tunnel) for service in sorted(known, key=lambda one: one.name)
+        _routed(service, taking_traffic(service, own[service.id]), address, tunnel)
+        for service in sorted(known, key=lambda one: one.name)
     )
     keys = {digest: _key(caller, known) for digest, caller in sorted(holders)}
     for one, owner in sorted(gateway_keys, key=lambda pair: pair[0].digest):
@@ -76,9 +78,13 @@ def _routed(
         auth=spec.auth,
         strip_prefix=spec.strip_prefix,
         limits=tuple(_limit(one) for one in spec.rate_limits),
-        hold_s=HOLD_FROM_ZERO_S if spec.scaling.min_replicas == 0 else HOLD_S,
+        hold_s=HOLD_FROM_ZERO_S if any(one.min_replicas == 0 for one in _scalings(spec)) else HOLD_S,
         created=service.created,
     )
+
+
+def _scalings(spec: ServiceSpec) -> list[Scaling]:
+    return [one.scaling for one in spec.groups] or [spec.scaling]
 
 
 def _weights(service: Service, ready: list[Replica]) -> dict[int, float]:

@@ -15,12 +15,14 @@ import msgspec
 from podway import crash
 from podway.control.autoscale import LoadView, summarize
 from podway.control.controller import Parts
-from podway.control.decide_service import Decision, NewReplica, decide_service, failed_again
+from podway.control.decide_groups import decide_service_groups, group_failed, router_address
+from podway.control.decide_service import Decision, NewReplica
 from podway.control.fleet import HostSession
 from podway.control.probing import Prober, with_secrets
 from podway.control.records import Cluster, ClusterState, JobState
 from podway.control.replica_ports import probe_address
 from podway.control.replica_states import ProbeSummary, ReplicaSeen
+from podway.control.router_lists import RouterLists
 from podway.control.service_records import LoadSample, Replica, ReplicaState, Service, ServiceState
 from podway.control.service_verbs import NameTaken, ServiceControl
 from podway.control.store import Stale
@@ -43,6 +45,7 @@ class ServiceController:
         self.service_id = service_id
         self.wake = asyncio.Event()
         self.probers: dict[int, tuple[object, Prober]] = {}  # by replica: what they were made for, and they
+        self.routers = RouterLists(parts, self.wake.set)
 
     async def run(self) -> None:
         """Until the service is gone or the lease is lost."""
@@ -54,6 +57,7 @@ class ServiceController:
         finally:
             for number in list(self.probers):
                 self._stop_probing(number)
+            self.routers.close()
 
     async def _step(self) -> bool:
         self.wake.clear()
@@ -83,27 +87,31 @@ class ServiceController:
         samples = await asyncio.to_thread(self._samples, service)
         seen = await asyncio.to_thread(self._look, service, replicas, samples)
         now = time.time()
-        decision = decide_service(service, replicas, seen, self._load(service, samples, now), now)
+        decision = decide_service_groups(service, replicas, seen, self._load(service, samples, now), now)
+        decision = msgspec.structs.replace(decision, replicas=self.routers.noted(decision.replicas))
         await self._write(service, replicas, decision)
         for new in decision.create:
             await self._create(decision.service, new)
         await self._act(decision.service, decision.replicas)
         self._probe(decision.service, decision.replicas, seen)
+        self.routers.keep(decision.service, decision.replicas, seen)
         return decision.wait_s
 
     # observing
 
     def _samples(self, service: Service) -> list[LoadSample]:
-        window = max(QUIET_S, float(service.spec.scaling.window_s))
-        return self.rows.loads(service.name, time.time() - window)
+        return self.rows.loads(service.name, time.time() - max(QUIET_S, _window(service)))
 
     def _load(self, service: Service, samples: list[LoadSample], now: float) -> LoadView | None:
-        return summarize(samples, now, float(service.spec.scaling.window_s))
+        return summarize(samples, now, _window(service))
 
     def _look(self, service: Service, replicas: list[Replica], samples: list[LoadSample]) -> dict[int, ReplicaSeen]:
-        return {one.number: self._look_at(one, samples) for one in replicas}
+        router = service.spec.router
+        # What is under way with a worker is under way with its router as well.
+        behind = {one.number for one in replicas if router is not None and one.group != router.name}
+        return {one.number: self._look_at(service, one, samples, behind=one.number in behind) for one in replicas}
 
-    def _look_at(self, replica: Replica, samples: list[LoadSample]) -> ReplicaSeen:
+    def _look_at(self, service: Service, replica: Replica, samples: list[LoadSample], *, behind: bool) -> ReplicaSeen:
         cluster = self.verbs.cluster_of(replica)
         jobs = self.parts.store.jobs(cluster.id) if cluster is not None else []
         job = jobs[0] if jobs else None
@@ -112,8 +120,8 @@ class ServiceController:
             cluster=cluster,
             job=job.state if job is not None else None,
             job_reason=job.reason if job is not None else "",
-            probe=prober[1].summary if prober is not None else ProbeSummary(),
-            busy=_busy(replica, samples, time.time()) if replica.state is ReplicaState.DRAINING else None,
+            probe=self.routers.gated(service, replica, prober[1].summary if prober is not None else ProbeSummary()),
+            busy=_busy(replica, samples, time.time(), behind) if replica.state is ReplicaState.DRAINING else None,
         )
 
     # writing
@@ -144,13 +152,13 @@ class ServiceController:
         if revision is None:
             return
         try:
-            port = await asyncio.to_thread(self.verbs.port_for, service.provider, revision)
+            port = await asyncio.to_thread(self.verbs.port_for, service.provider, revision, new.group)
         except UserError as error:
             what = f"a replica could not be made: {error.what}"
             await asyncio.to_thread(
                 lambda: self.rows.update(
                     service.id,
-                    lambda row: msgspec.structs.replace(failed_again(row, 1, time.time()), reason=what),
+                    lambda row: group_failed(row, new.group, what, time.time()),
                     owner=self.parts.owner,
                     text=what,
                 )
@@ -160,6 +168,7 @@ class ServiceController:
             service_id=service.id,
             number=0,
             revision=new.revision,
+            group=new.group,
             cluster="",
             spot=new.spot,
             port=port,
@@ -181,7 +190,22 @@ class ServiceController:
             elif replica.state is ReplicaState.PENDING or (
                 replica.state is ReplicaState.PROVISIONING and replica.up_since is None
             ):
-                await self._launch(service, replica)
+                told = await self._with_router(service, replica, replicas)
+                if told is not None:
+                    await self._launch(service, told)
+
+    async def _with_router(self, service: Service, replica: Replica, replicas: tuple[Replica, ...]) -> Replica | None:
+        """A worker that is to know where its router is, with that in its row; None until it is known."""
+        router = service.spec.router
+        if router is None or router.router != "dynamo" or replica.group in ("", router.name):
+            return replica
+        if replica.router_address is not None:
+            return replica
+        address = router_address(service, replicas)
+        if address is None:
+            return None
+        told = msgspec.structs.replace(replica, router_address=address)
+        return await asyncio.to_thread(self.rows.save_replica, told, owner=self.parts.owner)
 
     async def _launch(self, service: Service, replica: Replica) -> None:
         """Begin, or finish what a killed server began: a cluster without its job."""
@@ -207,7 +231,10 @@ class ServiceController:
         )
         await asyncio.to_thread(self.rows.save_replica, failed, owner=self.parts.owner, text=failed.reason)
         await asyncio.to_thread(
-            self.rows.update, self.service_id, lambda row: failed_again(row, 1, time.time()), owner=self.parts.owner
+            self.rows.update,
+            self.service_id,
+            lambda row: group_failed(row, replica.group, "", time.time()),
+            owner=self.parts.owner,
         )
 
     async def _take_down(self, replica: Replica) -> None:
@@ -236,6 +263,7 @@ class ServiceController:
 
     def _keep_probing(self, service: Service, replica: Replica, cluster: Cluster | None) -> None:
         revision = service.find_revision(replica.revision)
+        revision = revision.of_group(replica.group) if revision is not None else None
         if revision is None or cluster is None or replica.host is None or cluster.state is not ClusterState.UP:
             return
         made_for = (replica.host, replica.port, revision.spec.probes)
@@ -263,8 +291,17 @@ class ServiceController:
             known[1].close()
 
 
-def _busy(replica: Replica, samples: list[LoadSample], now: float) -> bool | None:
-    """Whether a replica that drains still has requests, as all gateways that report say; None where none does."""
+def _window(service: Service) -> float:
+    """The time that requests are counted over; the longest, where groups have several."""
+    spec = service.spec
+    return float(max(one.window_s for one in [spec.scaling, *(group.scaling for group in spec.groups)]))
+
+
+def _busy(replica: Replica, samples: list[LoadSample], now: float, behind: bool) -> bool | None:
+    """Whether a replica that drains still has requests, as all gateways that report say; None where none does.
+
+    `behind` a router any request may be with it.
+    """
     since = (replica.drain_since or now) + SETTLE_S
     latest: dict[str, LoadSample] = {}
     for sample in samples:
@@ -274,6 +311,8 @@ def _busy(replica: Replica, samples: list[LoadSample], now: float) -> bool | Non
         return None if now < since else False  # nobody routes to it, as far as anybody knows
     if any(one.at < since for one in heard):
         return True
+    if behind:
+        return any(sum(one.load.open_requests.values()) for one in heard)
     return any(one.load.open_requests.get(replica.id, 0) for one in heard)
 
 

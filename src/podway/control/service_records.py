@@ -14,7 +14,7 @@ from podway.control.records import Grant
 from podway.gateway.report import ServiceLoad
 from podway.hosts.manifest import FileTree
 from podway.order import Host
-from podway.task.task import ServiceSpec, Task
+from podway.task.task import ServiceSpec, Task, group_tasks
 
 
 class ServiceState(enum.StrEnum):
@@ -62,12 +62,18 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     sealed_secrets: bytes = b""
     created: float
     user: str
+    since: dict[str, int] = {}  # by group: the revision from which on it has run the same; absent: this one
 
     @property
     def spec(self) -> ServiceSpec:
         """What makes the task a service."""
         assert self.task.service is not None  # `verbs` takes no other
         return self.task.service
+
+    def of_group(self, name: str) -> "Revision | None":
+        """The revision as the replicas of a group run it; None where it has no such group. '' is a service without groups."""
+        task = group_tasks(self.task).get(name)
+        return None if task is None else msgspec.structs.replace(self, task=task)
 
 
 class ScalingMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,6 +82,16 @@ class ScalingMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     target: int = 0  # replicas wanted now
     above_since: float | None = None  # more than the target have been wanted since
     falls: tuple[tuple[int, float], ...] = ()  # (count, since): at most so many have been wanted since; falling counts
+
+
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a group of replicas is: of a service with groups, each has this for itself."""
+
+    state: ServiceState = ServiceState.STARTING
+    reason: str = ""
+    memory: ScalingMemory = ScalingMemory()
+    failures: int = 0
+    not_before: float = 0.0
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +115,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     memory: ScalingMemory = ScalingMemory()
     failures: int = 0  # replicas that failed since one was last ready
     not_before: float = 0.0  # no new replica earlier than this
+    groups: dict[str, GroupStatus] = {}  # by name, of a service with groups: these count, and not the three above
     request_id: str | None = None
     version: int = 0
 
@@ -123,6 +140,11 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
         """Of the current revision."""
         return self.current.spec
 
+    @property
+    def group_names(self) -> list[str]:
+        """Of the current revision; '' alone for a service without groups."""
+        return [one.name for one in self.spec.groups] or [""]
+
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """One copy of a service on a cluster of its own. `number` counts from 1 and is never used twice."""
@@ -130,6 +152,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     service_id: str
     number: int
     revision: int
+    group: str = ""  # '' in a service without groups
     cluster: str  # the name of its cluster
     cluster_id: str | None = None  # None until the cluster's row is written
     state: ReplicaState = ReplicaState.PENDING
@@ -145,6 +168,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     failing_since: float | None = None  # its probes have not passed since
     drain_since: float | None = None
     ended: float | None = None
+    workers: tuple[int, ...] = ()  # of a router: the replicas it has on its list
+    router_address: str | None = None  # of a worker that is told it: where the router was when this one was launched
     version: int = 0
 
     @property

@@ -25,10 +25,11 @@ from podway.control.verbs import Control
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.provider_table import row_of
-from podway.task.task import Task, without_secrets
+from podway.task.task import Task, group_tasks, takes_chips, without_secrets
 
 NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9-]{0,38}[A-Za-z0-9])?$")
 MOST_REPLICAS = 1000
+ROUTER_ADDRESS = "DSTACK_ROUTER_INTERNAL_IP"  # as dstack calls it in the environment of a worker
 
 
 class NameTaken(Exception):
@@ -42,6 +43,7 @@ class ServicePreview(msgspec.Struct, frozen=True, kw_only=True):
     kind: ChangeKind
     differences: tuple[Difference, ...] = ()
     launch: Preview | None = None  # of one replica, where new ones would be made
+    groups: dict[str, Preview] = {}  # the same for each group, of a service that has them
 
 
 class ServiceControl:
@@ -60,11 +62,49 @@ class ServiceControl:
         check_project(caller, request.options.project)
         known = self.rows.find(name)
         kind, found = ("create", []) if known is None else self._compare(known, request, caller)
-        launch = None
+        launch, groups = None, dict[str, Preview]()
         if kind in ("create", "roll"):
-            options = msgspec.structs.replace(request.options, cluster=f"{name}-0")
-            launch = self.control.preview(msgspec.structs.replace(request, options=options), caller)
-        return ServicePreview(name=name, kind=kind, differences=tuple(found), launch=launch)
+            placed = msgspec.structs.replace(request.options, cluster=f"{name}-0")
+            if request.task.service is not None and request.task.service.groups:
+                groups = self._preview_groups(known, request, found, placed, caller)
+                launch = next(iter(groups.values()), None)
+            else:
+                launch = self.control.preview(msgspec.structs.replace(request, options=placed), caller)
+        return ServicePreview(name=name, kind=kind, differences=tuple(found), launch=launch, groups=groups)
+
+    def _preview_groups(
+        self,
+        known: Service | None,
+        request: LaunchRequest,
+        found: list[Difference],
+        options: LaunchOptions,
+        caller: Caller,
+    ) -> dict[str, Preview]:
+        """One replica of each group that would get new ones."""
+        same = service_changes.unchanged_groups(known.current, request.task, found) if known is not None else {}
+        placed = options if known is None else _placed_with(options, known)
+        parts, provider = self._parts(msgspec.structs.replace(request, options=placed), caller)
+        placed = msgspec.structs.replace(placed, provider=provider)
+        return {
+            group: self.control.preview(msgspec.structs.replace(part, options=placed), caller)
+            for group, part in parts.items()
+            if group not in same
+        }
+
+    def _parts(self, request: LaunchRequest, caller: Caller) -> tuple[dict[str, LaunchRequest], str | None]:
+        """The request of one replica of each group, checked, and the provider of all of them: groups reach each other there."""
+        tasks = group_tasks(request.task)
+        parts = {group: msgspec.structs.replace(request, task=task) for group, task in tasks.items()}
+        provider = request.options.provider
+        # What has chips says where; hosts without are in more places.
+        with_chips = sorted(parts, key=lambda one: not takes_chips(parts[one].task))
+        for group in with_chips:
+            part = parts[group]
+            options = msgspec.structs.replace(part.options, provider=provider)
+            choice = self.control.check_launch(msgspec.structs.replace(part, options=options), "replica-0", caller)
+            if group and provider is None:
+                provider = choice.best[0].provider
+        return parts, provider
 
     def _compare(self, known: Service, request: LaunchRequest, caller: Caller) -> tuple[ChangeKind, list[Difference]]:
         self._check_taken(known, caller)
@@ -93,7 +133,7 @@ class ServiceControl:
             return known, "none"
         if known.goal == "gone":
             raise UserError(f"service {name} is being taken down", "wait until it is gone", status=409)
-        kind, _ = self._compare(known, request, caller)
+        kind, found = self._compare(known, request, caller)
         if kind == "none":
             return self._change(known, "applied again", lambda row: service_changes.retarget(row)), kind
         if kind == "in-place" and canary_share is None:
@@ -102,8 +142,11 @@ class ServiceControl:
                 "updated in place",
                 lambda row: service_changes.update_in_place(row, without_secrets(request.task)),
             ), kind
-        self.control.check_launch(request, f"{name}-0", caller)
-        revision = self._revision(request, caller)
+        if canary_share is not None and ((request.task.service and request.task.service.groups) or known.spec.groups):
+            raise UserError("a service with groups of replicas has no canary", "apply it without --canary", status=409)
+        same = service_changes.unchanged_groups(known.current, request.task, found)
+        self._parts(msgspec.structs.replace(request, options=_placed_with(request.options, known)), caller)
+        revision = msgspec.structs.replace(self._revision(request, caller), since=same)
         text = "is updated" if canary_share is None else f"tries a canary with {canary_share:.0%} of the traffic"
 
         def change(row: Service) -> Service:
@@ -113,16 +156,17 @@ class ServiceControl:
         return self._change(known, text, change), "roll"
 
     def _create(self, name: str, request: LaunchRequest, caller: Caller) -> Service:
-        self.control.check_launch(request, f"{name}-0", caller)
+        _, provider = self._parts(request, caller)
         revision = self._revision(request, caller)
-        self.port_for(request.options.provider, revision)
+        for group in group_tasks(request.task):
+            self.port_for(provider, revision, group)
         service = Service(
             id=secrets.token_hex(6),
             name=name,
             user=caller.user,
             project=request.options.project,
             created=time.time(),
-            provider=request.options.provider,
+            provider=provider,
             revisions=(revision,),
             memory=ScalingMemory(target=revision.spec.scaling.min_replicas),
             request_id=request.request_id,
@@ -147,14 +191,15 @@ class ServiceControl:
 
     # changing
 
-    def scale(self, name: str, low: int, high: int) -> Service:
-        """Another range of replicas."""
+    def scale(self, name: str, low: int, high: int, group: str = "") -> Service:
+        """Another range of replicas; `group`: of which, in a service with groups."""
         if not 0 <= low <= high <= MOST_REPLICAS:
             raise UserError(
                 f"{low}..{high} is not a range of replicas", f"give 0 to {MOST_REPLICAS}, such as 3 or 1..4"
             )
-        text = f"scaled to {low}" if low == high else f"scaled to {low}..{high}"
-        return self._change(self.find(name, live=True), text, lambda row: service_changes.scale(row, low, high))
+        what = f"group {group} is scaled" if group else "scaled"
+        text = f"{what} to {low}" if low == high else f"{what} to {low}..{high}"
+        return self._change(self.find(name, live=True), text, lambda row: service_changes.scale(row, low, high, group))
 
     def promote(self, name: str) -> Service:
         """The canary becomes what all replicas run."""
@@ -271,8 +316,9 @@ class ServiceControl:
         found = self.store.find(replica.cluster) or self.store.find(replica.cluster, gone=True)
         return found if found is not None and found.request_id == replica.request_id else None
 
-    def port_for(self, provider: str | None, revision: Revision) -> int:
+    def port_for(self, provider: str | None, revision: Revision, group: str = "") -> int:
         """The port that a new replica is to listen on; refused where it could not."""
+        revision = revision.of_group(group) or revision
         named = {provider} if provider else {one.placement.provider for one in revision.task.resources}
         names = list(self.control.usual()) if None in named else [name for name in named if name is not None]
         if not all(row_of(name).simulated for name in names):
@@ -315,10 +361,15 @@ class ServiceControl:
 
 def replica_task(service: Service, replica: Replica, revision: Revision, opened: dict[str, str]) -> Task:
     """What a replica runs: the revision's task, told which replica it is. The service replaces it, so it recovers nothing itself."""
-    task = revision.task
+    part = revision.of_group(replica.group)
+    if part is None:
+        raise UserError(f"revision {replica.revision} has no group {replica.group!r}", "apply the service again")
+    task = part.task
     env = {
         **task.env,
         "PODWAY_SERVICE": service.name,
+        **({"PODWAY_GROUP": replica.group} if replica.group else {}),
+        **({ROUTER_ADDRESS: replica.router_address} if replica.router_address else {}),
         "PODWAY_REPLICA": str(replica.number),
         "PODWAY_REVISION": str(replica.revision),
         "PODWAY_PORT": str(replica.port),
@@ -331,6 +382,11 @@ def replica_task(service: Service, replica: Replica, revision: Revision, opened:
     return msgspec.structs.replace(
         task, env=env, secrets=opened, resources=resources, recovery=None, autostop=None, reuse_only=False
     )
+
+
+def _placed_with(options: LaunchOptions, service: Service) -> LaunchOptions:
+    """A new revision's replicas are made where the service is."""
+    return msgspec.structs.replace(options, provider=options.provider or service.provider)
 
 
 def check_service(request: LaunchRequest) -> str:

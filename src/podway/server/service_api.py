@@ -25,6 +25,7 @@ class ScaleBody(Body, frozen=True):
 
     min_replicas: int
     max_replicas: int
+    group: str | None = None  # which, of a service with groups
 
 
 class CanaryBody(Body, frozen=True):
@@ -58,6 +59,8 @@ class ReplicaView(Reply, frozen=True):
     ended: float | None
     hourly_cost: float | None
     cost: float | None
+    group: str = ""  # of a service with groups
+    workers: tuple[int, ...] = ()  # of a router: the replicas it has on its list
 
 
 class RevisionView(Reply, frozen=True):
@@ -66,6 +69,19 @@ class RevisionView(Reply, frozen=True):
     number: int
     created: float
     user: str
+
+
+class GroupView(Reply, frozen=True):
+    """One group of replicas of a service that has groups."""
+
+    name: str
+    state: str
+    reason: str
+    router: str | None  # its type, where the group is the router of the others
+    min_replicas: int
+    max_replicas: int
+    target_replicas: int
+    ready_replicas: int
 
 
 class ServiceView(Reply, frozen=True):
@@ -97,6 +113,7 @@ class ServiceView(Reply, frozen=True):
     shared_with: dict[str, str]  # person -> view or use
     hourly_cost: float | None
     cost: float | None
+    groups: tuple[GroupView, ...] = ()
 
 
 class ServicesReply(Reply, frozen=True):
@@ -128,6 +145,7 @@ class ServicePreviewReply(Reply, frozen=True):
     change: str
     differences: list[DifferenceView]
     launch: PreviewReply | None
+    groups: dict[str, PreviewReply] = msgspec.field(default_factory=dict)  # by group, of those that get new replicas
 
 
 class ServiceEventsReply(Reply, frozen=True):

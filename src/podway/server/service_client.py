@@ -55,11 +55,13 @@ class ServiceCalls:
 
         return self._connection.call("GET", f"{_at(name)}?{query({'past': past})}", ServiceView)
 
-    def scale_service(self, name: str, low: int, high: int | None = None) -> service_api.ServiceView:
-        """Keep this many replicas, or a range of them."""
+    def scale_service(
+        self, name: str, low: int, high: int | None = None, group: str | None = None
+    ) -> service_api.ServiceView:
+        """Keep this many replicas, or a range of them; `group`: of which group, in a service that has groups."""
         from podway.server.service_api import ScaleBody, ServiceView
 
-        body = ScaleBody(min_replicas=low, max_replicas=low if high is None else high)
+        body = ScaleBody(min_replicas=low, max_replicas=low if high is None else high, group=group)
         return self._connection.call("POST", f"{_at(name)}/scale", ServiceView, body)
 
     def set_canary(self, name: str, share: float | None = None) -> service_api.ServiceView:

@@ -31,7 +31,8 @@ def service(call: ApiCall) -> api.ServiceView:
 def scale(call: ApiCall) -> api.ServiceView:
     """Keep another number of replicas."""
     body: api.ScaleBody = call.body
-    done = call.services.service_verbs.scale(call.path["service"], body.min_replicas, body.max_replicas)
+    low, high = body.min_replicas, body.max_replicas
+    done = call.services.service_verbs.scale(call.path["service"], low, high, body.group or "")
     return service_view(call.services.store, done)
 
 

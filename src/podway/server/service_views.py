@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from podway.control.access import Caller, right_on
 from podway.control.autoscale import summarize
+from podway.control.decide_groups import view_of
 from podway.control.decide_service import MOST_FAILURES
 from podway.control.records import Cluster
 from podway.control.route_table import direct_address
@@ -15,11 +16,13 @@ from podway.control.store import Store
 from podway.server import views
 from podway.server.service_api import (
     DifferenceView,
+    GroupView,
     ReplicaView,
     RevisionView,
     ServicePreviewReply,
     ServiceView,
 )
+from podway.task.task import Scaling
 
 RECENT_S = 60.0  # a gateway that has not reported for so long is not shown
 RATE_S = 60.0
@@ -33,6 +36,8 @@ def service_view(store: Store, service: Service, *, ended: bool = False) -> Serv
     path = f"/services/{service.name}/"
     load = summarize(rows.loads(service.name, now - RATE_S), now, RATE_S)
     spec = service.spec
+    groups = [_group_view(service, name, replicas) for name in service.group_names if name]
+    parts: list[GroupView] | list[Scaling] = groups or [spec.scaling]
     return ServiceView(
         id=service.id,
         name=service.name,
@@ -52,14 +57,30 @@ def service_view(store: Store, service: Service, *, ended: bool = False) -> Serv
         revisions=[RevisionView(number=one.number, created=one.created, user=one.user) for one in service.revisions],
         canary=service.canary,
         canary_share=service.canary_share,
-        min_replicas=spec.scaling.min_replicas,
-        max_replicas=spec.scaling.max_replicas,
-        target_replicas=service.memory.target,
+        min_replicas=sum(one.min_replicas for one in parts),
+        max_replicas=sum(one.max_replicas for one in parts),
+        target_replicas=sum(one.target_replicas for one in groups) if groups else service.memory.target,
         replicas=replicas,
-        stalled=service.failures >= MOST_FAILURES,
+        stalled=any(view_of(service, name).failures >= MOST_FAILURES for name in service.group_names),
         rps=None if load is None else load.rps,
         hourly_cost=_total(one.hourly_cost for one in replicas if one.ended is None),
         cost=_total(one.cost for one in replicas),
+        groups=tuple(groups),
+    )
+
+
+def _group_view(service: Service, name: str, replicas: Iterable[ReplicaView]) -> GroupView:
+    part, group = view_of(service, name), service.spec.find_group(name)
+    scaling = part.spec.scaling
+    return GroupView(
+        name=name,
+        state=part.state.value,
+        reason=part.reason,
+        router=group.router if group is not None else None,
+        min_replicas=scaling.min_replicas,
+        max_replicas=scaling.max_replicas,
+        target_replicas=part.memory.target,
+        ready_replicas=sum(one.group == name and one.state == "READY" for one in replicas),
     )
 
 
@@ -94,6 +115,8 @@ def _replica_view(store: Store, replica: Replica) -> ReplicaView:
         ended=replica.ended,
         hourly_cost=shown.hourly_cost if shown else None,
         cost=shown.cost if shown else None,
+        group=replica.group,
+        workers=replica.workers,
     )
 
 
@@ -106,4 +129,5 @@ def preview_view(found: ServicePreview) -> ServicePreviewReply:
     """As it is."""
     rows = [DifferenceView(path=one.path, old=one.old, new=one.new, rolls=one.rolls) for one in found.differences]
     launch = views.preview_view(found.launch) if found.launch is not None else None
-    return ServicePreviewReply(name=found.name, change=found.kind, differences=rows, launch=launch)
+    groups = {name: views.preview_view(one) for name, one in found.groups.items()}
+    return ServicePreviewReply(name=found.name, change=found.kind, differences=rows, launch=launch, groups=groups)

@@ -16,17 +16,18 @@ from pathlib import Path
 from podway.task.commands import join_commands, join_words
 from podway.task.cron import read_schedule
 from podway.task.dstack_files import read_dstack_volumes, read_files, read_repos
-from podway.task.dstack_groups import NodeGroup, by_slice, differing_slices, node_address, read_groups
+from podway.task.dstack_groups import NodeGroup, by_slice, differing_slices, listed_groups, node_address, read_groups
 from podway.task.dstack_keys import OTHER_TYPES, PYTHONS, TABLES
+from podway.task.dstack_replicas import GroupScript, read_replica_groups
 from podway.task.dstack_resources import read_idle, read_resources, read_retry, read_stop_duration
-from podway.task.dstack_service import read_service
+from podway.task.dstack_service import read_model, read_service
 from podway.task.environment import Declared, Overrides, Supplied, interpolate, settle, supplied
 from podway.task.fields import Field, FlagField, Layers, did_you_mean
 from podway.task.mounts import WORKDIR_NAME, settled
 from podway.task.paths import LocalMachine, absolute
 from podway.task.problems import Problems
 from podway.task.shapes import check
-from podway.task.task import DevEnvironment, FileMount, Git, LocalDir, Registry, Resources, Task
+from podway.task.task import DevEnvironment, FileMount, Git, LocalDir, Registry, ReplicaGroup, Resources, Task
 from podway.task.values import ENV_NAME, dstack_name, duration_or_off, port_mapping
 
 _PASSWORD = "PODWAY_REGISTRY_PASSWORD"
@@ -37,7 +38,8 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
     notes: list[str] = []
     problems = Problems()
     check(root, TABLES[kind], notes, problems)
-    groups = read_groups(root, kind, notes)
+    listed = listed_groups(root, kind)
+    groups = read_groups(listed, kind)
     group = groups[0].field if groups else None
     run = Layers(group, root) if group else Layers(root)
     given = supplied(overrides)
@@ -59,17 +61,20 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
     autostop = read(lambda: read_idle(run), None)
     if kind == "dev-environment" and autostop and (idle := run.get("idle_duration")):
         notes.append(f"{idle.path}: inactivity_duration says when a dev environment ends")
+    replicas = (
+        _replica_groups(root, run, listed, (env, secrets), overrides, notes, problems) if kind == "service" else ()
+    )
+    # What a service's groups have for themselves, the task has of the first.
+    own = replicas[0] if replicas else _own(root, run, groups, overrides, notes, problems)
     task = Task(
         name=read(lambda: _name(root, overrides), None),
         kind=kind,  # type: ignore[arg-type]
         dialect="dstack",
-        resources=read(lambda: _resources(root, run, groups, overrides, notes), ()),
+        resources=own.resources,
         slices=read(lambda: _slices(root, overrides, groups), 1),
-        run=overrides.run
-        if overrides.run is not None
-        else read(lambda: _scripts(root, run, groups, overrides, notes), ""),
-        shell=read(lambda: _shell(run), ""),
-        python=read(lambda: _python(run), None),
+        run=own.run,
+        shell=own.shell,
+        python=own.python,
         user=read(lambda: _user(run, notes), None),
         env=env,
         secrets=secrets,
@@ -88,13 +93,51 @@ def read_dstack(root: Field, overrides: Overrides, base: Path, cwd: Path) -> Tas
         stop_duration_s=read(lambda: read_stop_duration(run, notes), 0),
         priority=overrides.priority if overrides.priority is not None else priority.integer() if priority else 0,
         schedule=read(lambda: read_schedule(run), ()),
-        service=read(lambda: read_service(run, group, env, secrets), None) if kind == "service" else None,
+        service=read(lambda: read_service(run, group, replicas, env, secrets), None) if kind == "service" else None,
         dev=read(lambda: _dev(run), None) if kind == "dev-environment" else None,
         tags={key: value.text() for key, value in tags.entries().items()} if tags else {},
         notes=tuple(notes),
     )
     problems.raise_any()
     return task
+
+
+def _own(
+    root: Field, run: Layers, groups: tuple[NodeGroup, ...], overrides: Overrides, notes: list[str], problems: Problems
+) -> ReplicaGroup:
+    """What the run is to do, on what; all its replicas are one group."""
+    read = problems.read
+    return ReplicaGroup(
+        name="",
+        resources=read(lambda: _resources(root, run, groups, overrides, notes), ()),
+        run=overrides.run
+        if overrides.run is not None
+        else read(lambda: _scripts(root, run, groups, overrides, notes), ""),
+        shell=read(lambda: _shell(run), ""),
+        python=read(lambda: _python(run), None),
+    )
+
+
+def _replica_groups(
+    root: Field,
+    run: Layers,
+    listed: list[Field],
+    variables: tuple[Mapping[str, str], Mapping[str, str]],
+    overrides: Overrides,
+    notes: list[str],
+    problems: Problems,
+) -> tuple[ReplicaGroup, ...]:
+    def script(one: Layers) -> GroupScript:
+        return GroupScript(_script(one, "service", (), overrides, notes), _shell(one), _python(one))
+
+    def groups() -> tuple[ReplicaGroup, ...]:
+        found = read_replica_groups(listed, root, overrides, script, (read_model(run), *variables), notes)
+        if found and overrides.run is not None:
+            flag = FlagField("--", overrides.run)
+            raise flag.error("the groups of this service have commands of their own", "change `commands` in the file")
+        return found
+
+    return problems.read(groups, ())
 
 
 def _kind(root: Field) -> str:
@@ -259,7 +302,10 @@ def _commands(run: Layers, key: str, groups: tuple[NodeGroup, ...], overrides: O
                     "secrets cannot be put into commands", f"add `{name}=${{{{ {word} }}}}` to env, and use ${name}"
                 )
             if word.startswith("groups["):
-                raise at.error(f"`{word}` is not known before the run", "use $DSTACK_NODES_IPS, one address a line")
+                hint = "use $DSTACK_NODES_IPS, one address a line"
+                if ".replicas[" in word:
+                    hint = "replicas come and go: give the service a group with `router`, which is told of them"
+                raise at.error(f"`{word}` is not known before the run", hint)
             return None
 
         return interpolate(at, at.text(), known)

@@ -3,8 +3,7 @@
 - One group, or several that are alike, are the run itself.
 - A task's groups that differ in their commands are one gang all the same: the script of each node is chosen by the number of its
   slice. All get the same slice, that of the file or of `--tpus`.
-- A service's group with a `router` is left out where one other group is left: the gateway routes the requests. What needs the
-  router for more than routing (replicas that differ, replicas that ask for its address) is refused.
+- A service's groups are told apart by `dstack_replicas.py`.
 """
 
 import re
@@ -13,7 +12,6 @@ from typing import NamedTuple
 from podway.errors import UserError
 from podway.task.fields import Field
 
-_ROUTER_ADDRESS = "DSTACK_ROUTER_INTERNAL_IP"
 _NODE_ADDRESS = re.compile(r"groups\[([0-9]{1,4})\]\.nodes\[([0-9]{1,4})\]\.IP_ADDRESS")
 
 
@@ -25,14 +23,16 @@ class NodeGroup(NamedTuple):
     nodes: int
 
 
-def read_groups(root: Field, kind: str, notes: list[str]) -> tuple[NodeGroup, ...]:
-    """The groups that must be told apart, in the order of the file; several of a task only. Empty for a file without groups."""
+def listed_groups(root: Field, kind: str) -> list[Field]:
+    """The groups as they stand in the file; none for a file without groups."""
     field = root.get("groups")
     replicas = root.get("replicas")
-    if field is None and kind == "service" and replicas and replicas.is_list:
+    if kind == "service" and replicas and replicas.is_list:
+        if field is not None:
+            raise replicas.error("`groups` is given too", "keep one of them")
         field = replicas
     if field is None:
-        return ()
+        return []
     if not field.items():
         raise field.error("no group is listed", "list one, or remove the key")
     own = ("nodes", "commands", "resources") if kind == "task" else ("commands", "resources", "scaling")
@@ -40,10 +40,17 @@ def read_groups(root: Field, kind: str, notes: list[str]) -> tuple[NodeGroup, ..
         beside = root.get(key)
         if beside:
             raise beside.error("it is given beside groups", "put it into the group, or remove the groups")
+    return field.items()
+
+
+def read_groups(listed: list[Field], kind: str) -> tuple[NodeGroup, ...]:
+    """The groups of a task that must be told apart, in the order of the file; the one group that says what a service's task is."""
+    if not listed:
+        return ()
     if kind == "service":
-        return (NodeGroup(_replicas(field.items(), notes), 0, 1),)
+        return (NodeGroup(listed[0], 0, 1),)
     groups: list[NodeGroup] = []
-    for one in field.items():
+    for one in listed:
         nodes = one.get("nodes")
         first = groups[-1].first + groups[-1].nodes if groups else 0
         groups.append(NodeGroup(one, first, nodes.integer() if nodes else 1))
@@ -51,36 +58,6 @@ def read_groups(root: Field, kind: str, notes: list[str]) -> tuple[NodeGroup, ..
     if all(one == alike[0] for one in alike):
         return (NodeGroup(groups[0].field, 0, sum(one.nodes for one in groups)),)
     return tuple(groups)
-
-
-def _replicas(groups: list[Field], notes: list[str]) -> Field:
-    """The one group of a service that has replicas."""
-    routers = [one for one in groups if one.get("router")]
-    others = [one for one in groups if one not in routers]
-    if len(others) > 1 and routers:
-        raise others[1].error(
-            "replicas that share one request (prefill and decode) work behind their engine's own router only, which Podway does not run",
-            "serve with one group of replicas that do the whole request, without `router`",
-        )
-    if len(others) > 1:
-        raise others[1].error(
-            "replicas that differ cannot be one service here", "write a service for each group, with a name of its own"
-        )
-    if not others:
-        raise routers[0].error(
-            "a router of another engine cannot be used",
-            "remove `router`: the gateway sends a request to a free replica",
-        )
-    commands = others[0].get("commands")
-    if routers and commands and any(_ROUTER_ADDRESS in one.text() for one in commands.items()):
-        raise commands.error(
-            "these replicas ask for the address of their router, and Podway's gateway is none of its kind",
-            "run the engine without its router: the gateway sends a request to a free replica",
-        )
-    notes.extend(
-        f"{one.path}: a router is not started: the gateway sends a request to a free replica" for one in routers
-    )
-    return others[0]
 
 
 def _plain(field: Field) -> dict[str, object]:

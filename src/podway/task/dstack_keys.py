@@ -286,9 +286,10 @@ _SCALING = Table(
     },
     required=("metric", "target"),
 )
+_ROUTER = Text(choices=("smg", "sglang", "dynamo"))
 _REPLICA_GROUP = Table(
     keys={
-        "name": _about(Text(), "The group.", note=_GROUP_NOTE),
+        "name": _about(Text(), "The group (its number, from 0)."),
         "count": _about(_RANGE, "How many replicas."),
         "replicas": _about(_RANGE, "How many replicas."),
         "scaling": _about(_SCALING, "When to add and remove replicas."),
@@ -297,7 +298,10 @@ _REPLICA_GROUP = Table(
         "reservation": PROFILE["reservation"],
         **{name: _BASE[name] for name in ("image", "python", "docker", "nvcc", "privileged")},
         **_COMMANDS,
-        "router": _about(Anything(), "A router of another engine, in a group of its own."),
+        "router": _about(
+            Either(options=(Table(keys={"type": _about(_ROUTER, "smg (the default) or dynamo.")}), _ROUTER)),
+            "The one replica of this group takes the requests and passes them to the other groups.",
+        ),
     }
 )
 _MODEL = Either(
@@ -373,7 +377,15 @@ SERVICE = Table(
         "replicas": _about(
             Either(options=(ListOf(item=_REPLICA_GROUP), _RANGE)), "How many: 2, or 0..4 together with scaling."
         ),
-        "groups": _about(ListOf(item=_REPLICA_GROUP), "Groups of replicas; one is read."),
+        "groups": _about(ListOf(item=_REPLICA_GROUP), "Groups of replicas, each with its own commands and machines."),
+        "router": _about(
+            Anything(),
+            "A router of a gateway.",
+            refuse=(
+                "a gateway of dstack's ran this router",
+                "give the router a group of its own: `router: {type: smg}`",
+            ),
+        ),
         "scaling": _about(_SCALING, "When to add and remove replicas."),
         "rate_limits": _about(ListOf(item=_RATE_LIMIT), "Limits on requests."),
         "probes": _about(ListOf(item=_PROBE), "How to tell that a replica is ready."),

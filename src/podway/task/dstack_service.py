@@ -6,7 +6,7 @@ import msgspec
 
 from podway.task.environment import interpolate
 from podway.task.fields import Field, Layers
-from podway.task.task import Probe, RateLimit, Scaling, ServedModel, ServiceSpec
+from podway.task.task import Probe, RateLimit, ReplicaGroup, Scaling, ServedModel, ServiceSpec
 from podway.task.values import count_range, duration, port
 
 # A dstack probe never gives a replica up; a day is our end of patience.
@@ -14,27 +14,38 @@ _READY_WITHIN_S = 86_400
 _WINDOWS_S = (30, 60, 300)
 
 
-def read_service(run: Layers, group: Field | None, env: Mapping[str, str], secrets: Mapping[str, str]) -> ServiceSpec:
-    """`group` is the one group of replicas, where the file has groups."""
+def read_service(
+    run: Layers,
+    group: Field | None,
+    groups: tuple[ReplicaGroup, ...],
+    env: Mapping[str, str],
+    secrets: Mapping[str, str],
+) -> ServiceSpec:
+    """`group`: the one group of a file that has one; `groups`: those that are told apart."""
     at = run.get("port")
     assert at is not None  # the shape requires it
-    model = run.get("model")
-    served = _model(model) if model else None
+    served = read_model(run)
+    probes = read_probes(run.get("probes"), env, secrets)
     https, auth, strip = run.get("https"), run.get("auth"), run.get("strip_prefix")
     limits = run.get("rate_limits")
     return ServiceSpec(
         port=port(at),
-        probes=_probes(run.get("probes"), served, env, secrets),
-        scaling=_scaling(run, group),
+        probes=default_probes(served) if probes is None else probes,
+        scaling=read_scaling(Layers(group) if group else run),
         model=served,
         auth=auth.flag() if auth else True,
         https=https.flag() if https and https.is_flag else None,
         strip_prefix=strip.flag() if strip else True,
         rate_limits=_rate_limits(limits) if limits else (),
+        groups=groups,
     )
 
 
-def _model(field: Field) -> ServedModel:
+def read_model(run: Layers) -> ServedModel | None:
+    """The model the service offers, if it names one."""
+    field = run.get("model")
+    if field is None:
+        return None
     if not field.is_mapping:
         return ServedModel(name=field.words())
     name, kind, prefix = field.get("name"), field.get("format"), field.get("prefix")
@@ -55,8 +66,8 @@ def _model(field: Field) -> ServedModel:
     )
 
 
-def _scaling(run: Layers, group: Field | None) -> Scaling:
-    source = Layers(group) if group else run
+def read_scaling(source: Layers) -> Scaling:
+    """How many replicas a service or one of its groups keeps."""
     replicas = source.get("count") or source.get("replicas")
     rules = source.get("scaling")
     wanted = count_range(replicas) if replicas else None
@@ -90,12 +101,13 @@ def _scaling(run: Layers, group: Field | None) -> Scaling:
     )
 
 
-def _probes(
-    field: Field | None, model: ServedModel | None, env: Mapping[str, str], secrets: Mapping[str, str]
-) -> tuple[Probe, ...]:
-    """The file's probes; without them, a service with an OpenAI model is asked for one token."""
-    if field is not None:
-        return tuple(_probe(one, env, secrets) for one in field.items())
+def read_probes(field: Field | None, env: Mapping[str, str], secrets: Mapping[str, str]) -> tuple[Probe, ...] | None:
+    """The file's probes; None where it says nothing of them."""
+    return None if field is None else tuple(_probe(one, env, secrets) for one in field.items())
+
+
+def default_probes(model: ServedModel | None) -> tuple[Probe, ...]:
+    """Without probes in the file, a service with an OpenAI model is asked for one token."""
     if model is None or model.format != "openai":
         return ()
     question = {"model": model.name, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}

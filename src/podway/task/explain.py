@@ -9,7 +9,21 @@ import msgspec
 
 from podway.catalog.slices import Slice, find_slice
 from podway.quantities import format_duration
-from podway.task.task import Bucket, FileMount, Git, LocalDir, Placement, Resources, ServiceSpec, Task, Url, Volume
+from podway.task.task import (
+    Bucket,
+    FileMount,
+    Git,
+    LocalDir,
+    Placement,
+    Probe,
+    ReplicaGroup,
+    Resources,
+    Scaling,
+    ServiceSpec,
+    Task,
+    Url,
+    Volume,
+)
 from podway.task.volumes import VolumeSpec
 
 _MASK = "*****"
@@ -21,7 +35,9 @@ _MOST_ALTERNATIVES = 6
 def explain(task: Task) -> str:
     """The task as a block of `label  value` lines."""
     rows = [("Name", task.name or "-"), ("Kind", f"{task.kind} (a {_DIALECTS[task.dialect]} file)")]
-    rows += _resource_rows(task) + _file_rows(task) + _policy_rows(task)
+    grouped = task.service is not None and bool(task.service.groups)
+    rows += [] if grouped else _resource_rows(task)
+    rows += _file_rows(task) + _policy_rows(task)
     if task.service:
         rows += _service_rows(task.service)
     if task.dev:
@@ -32,10 +48,11 @@ def explain(task: Task) -> str:
     rows += [("Starts", f"{one} (UTC)") for one in task.schedule]
     rows += [("Environment", f"{name}={_shown(name, value)}") for name, value in task.env.items()]
     rows += [("Secret", f"{name}={_MASK}") for name in task.secrets]
-    if task.python:
+    if task.python and not grouped:
         rows.append(("Python", task.python))
     rows += [("Setup", line) for line in task.setup.rstrip().splitlines()]
-    rows += [("Run", line) for line in task.run.rstrip().splitlines()] or [("Run", "-")]
+    if not grouped:
+        rows += [("Run", line) for line in task.run.rstrip().splitlines()] or [("Run", "-")]
     rows += [("Note", note) for note in task.notes]
     return "".join(_lines(rows))
 
@@ -174,7 +191,33 @@ def _policy_rows(task: Task) -> list[tuple[str, str]]:
 
 
 def _service_rows(service: ServiceSpec) -> list[tuple[str, str]]:
-    scaling = service.scaling
+    rows = [("Port", str(service.port))]
+    if service.groups:
+        for one in service.groups:
+            rows += _group_rows(one)
+    else:
+        rows.append(("Replicas", _scaling_text(service.scaling)))
+    if service.model:
+        rows.append(("Model", f"{service.model.name} ({service.model.format})"))
+    probes: list[Probe] = []
+    for part in service.groups or (service,):
+        probes += [probe for probe in part.probes if probe not in probes]
+    return rows + [("Probe", f"{probe.method} {probe.path} within {probe.timeout_s:g} s") for probe in probes]
+
+
+def _group_rows(group: ReplicaGroup) -> list[tuple[str, str]]:
+    """A group of replicas; what it runs stands below it."""
+    role = f", {group.worker.role}" if group.worker.role != "regular" else ""
+    what = f", router ({group.router})" if group.router else role
+    rows = [("Group", f"{group.name}: {_scaling_text(group.scaling)}{what}")]
+    rows += [("  on", _resource_text(one, 1)) for one in group.resources[:_MOST_ALTERNATIVES]]
+    images = dict.fromkeys(one.image for one in group.resources if one.image)
+    rows += [("  image", image) for image in images]
+    rows += [("  python", group.python)] if group.python else []
+    return rows + [("  run", line) for line in group.run.rstrip().splitlines()]
+
+
+def _scaling_text(scaling: Scaling) -> str:
     fixed = scaling.min_replicas == scaling.max_replicas
     replicas = f"{scaling.min_replicas}" if fixed else f"{scaling.min_replicas} to {scaling.max_replicas}"
     targets = [f"{scaling.target_qps:g} requests/s each"] if scaling.target_qps else []
@@ -182,7 +225,4 @@ def _service_rows(service: ServiceSpec) -> list[tuple[str, str]]:
         unit = "requests at once each" if scaling.metric == "concurrency" else f"s of {scaling.metric}"
         targets.append(f"{scaling.target:g} {unit}")
     targets += [f"{target:g} requests/s on {name}" for name, target in scaling.target_qps_by_type.items()]
-    rows = [("Port", str(service.port)), ("Replicas", ", ".join([replicas, *targets]))]
-    if service.model:
-        rows.append(("Model", f"{service.model.name} ({service.model.format})"))
-    return rows + [("Probe", f"{probe.method} {probe.path} within {probe.timeout_s:g} s") for probe in service.probes]
+    return ", ".join([replicas, *targets])

@@ -11,7 +11,7 @@ import msgspec
 
 from podway.task.environment import Overrides
 from podway.task.fields import Field, FlagField
-from podway.task.task import CONTAINER, Registry, Resources, Task, container_image, without_image
+from podway.task.task import CONTAINER, Registry, Resources, Task, change_resources, container_image, without_image
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,500}")  # as hosts/agent/container.py takes it
 _USERNAME, _PASSWORD, _SERVER = (f"SKYPILOT_DOCKER_{word}" for word in ("USERNAME", "PASSWORD", "SERVER"))
@@ -56,6 +56,5 @@ def with_image_flags(task: Task, overrides: Overrides) -> Task:
     """The task as `--image` and `--ignore-image` change it."""
     if overrides.image is not None:
         image = read_image(FlagField("--image", overrides.image), container=True)
-        resources = tuple(msgspec.structs.replace(one, image=image) for one in task.resources)
-        task = msgspec.structs.replace(task, resources=resources)
+        task = change_resources(task, lambda one: msgspec.structs.replace(one, image=image))
     return without_image(task) if overrides.ignore_image else task

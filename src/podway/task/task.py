@@ -5,6 +5,7 @@ names a slice and says what to run, and nothing in it depends on a provider, a p
 JSON (the wire format between CLI and server), and decodes strictly.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -187,6 +188,32 @@ class RateLimit(TaskPart, frozen=True):
     burst: int = 0
 
 
+class RoutedWorker(TaskPart, frozen=True):
+    """What a router is told of the replicas of a group, as far as their commands say it."""
+
+    role: Literal["regular", "prefill", "decode"] = "regular"
+    protocol: Literal["http", "grpc"] = "http"
+    engine: Literal["sglang", "vllm"] | None = None
+    bootstrap_port: int | None = None  # of a prefill worker of SGLang
+    kv_connector: str | None = None  # of a worker of vLLM
+    kv_role: str | None = None
+
+
+class ReplicaGroup(TaskPart, frozen=True):
+    """Replicas of a service that run something of their own, on machines of their own; all else is the task's."""
+
+    name: str
+    resources: tuple[Resources, ...]
+    run: str
+    shell: str = "bash"
+    python: str | None = None
+    scaling: Scaling = Scaling()
+    probes: tuple[Probe, ...] = ()
+    # Its replica takes the requests and passes them on. smg: it is told its workers; dynamo: its workers are told its address.
+    router: Literal["smg", "dynamo"] | None = None
+    worker: RoutedWorker = RoutedWorker()
+
+
 class ServiceSpec(TaskPart, frozen=True):
     """What makes a task a service: a port, replicas, probes, and perhaps a model name."""
 
@@ -201,6 +228,16 @@ class ServiceSpec(TaskPart, frozen=True):
     spot_fallback: int = 0  # on-demand replicas kept beside spot ones
     dynamic_fallback: bool = False  # on-demand replicas stand in while spot ones are missing
     load_balancing: str | None = None
+    groups: tuple[ReplicaGroup, ...] = ()  # (): all replicas run the task itself
+
+    @property
+    def router(self) -> ReplicaGroup | None:
+        """The group whose replica passes requests on to the others."""
+        return next((one for one in self.groups if one.router), None)
+
+    def find_group(self, name: str) -> ReplicaGroup | None:
+        """By name."""
+        return next((one for one in self.groups if one.name == name), None)
 
 
 class DevEnvironment(TaskPart, frozen=True):
@@ -256,21 +293,46 @@ def takes_chips(task: Task) -> bool:
     return task.dev is None and any(one.accelerator is not None for one in task.resources)
 
 
+def group_task(task: Task, group: ReplicaGroup) -> Task:
+    """The task as the replicas of one of its groups run it."""
+    assert task.service is not None  # groups are a service's
+    spec = msgspec.structs.replace(task.service, scaling=group.scaling, probes=group.probes, groups=())
+    return msgspec.structs.replace(
+        task, run=group.run, shell=group.shell, python=group.python, resources=group.resources, service=spec
+    )
+
+
+def group_tasks(task: Task) -> dict[str, Task]:
+    """By the name of each group; a task without groups is its own, under ''."""
+    groups = task.service.groups if task.service else ()
+    return {one.name: group_task(task, one) for one in groups} or {"": task}
+
+
 def container_image(image: str | None) -> str | None:
     """The name of a container image, `docker:NAME` in a task; None for an image of a virtual machine."""
     return image.removeprefix(CONTAINER) if image and image.startswith(CONTAINER) else None
 
 
+def change_resources(task: Task, change: Callable[[Resources], Resources]) -> Task:
+    """The task with all that it may run on changed, in its groups too."""
+    service = task.service
+    if service is not None and service.groups:
+        groups = (msgspec.structs.replace(one, resources=tuple(map(change, one.resources))) for one in service.groups)
+        service = msgspec.structs.replace(service, groups=tuple(groups))
+    return msgspec.structs.replace(task, resources=tuple(map(change, task.resources)), service=service)
+
+
 def without_image(task: Task) -> Task:
     """The task in its hosts' own environment (--ignore-image), and a note of it."""
-    images = sorted({image for one in task.resources if (image := container_image(one.image))})
+    every = [one for each in group_tasks(task).values() for one in each.resources]
+    images = sorted({image for one in every if (image := container_image(one.image))})
     if not images:
         return task
-    resources = tuple(
-        msgspec.structs.replace(one, image=None) if container_image(one.image) else one for one in task.resources
-    )
     note = f"image {', '.join(images)}: ignored, as --ignore-image says; the task runs in the hosts' own environment"
-    return msgspec.structs.replace(task, resources=resources, user=None, notes=(*task.notes, note))
+    bare = change_resources(
+        task, lambda one: msgspec.structs.replace(one, image=None) if container_image(one.image) else one
+    )
+    return msgspec.structs.replace(bare, user=None, notes=(*task.notes, note))
 
 
 def without_secrets(task: Task) -> Task:

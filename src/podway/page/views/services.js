@@ -49,7 +49,7 @@ export function ServiceView({ name, session }) {
     const last = points.findLast((point) => point.ttft);
     const written = points.findLast((point) => point.tpot);
     return html`<div class="heading"><h1>${one.name} <${State} state=${one.state} /></h1>
-      ${may && open ? html`<div class="buttons"><${Scale} one=${one} path=${path} act=${act} />
+      ${may && open ? html`<div class="buttons">${one.groups.length ? null : html`<${Scale} one=${one} path=${path} act=${act} />`}
         <${Action} label="End" danger=${true} question=${`End ${one.name} and delete all its replicas? Requests under way are cut off.`} confirm="End the service" act=${act("DELETE", path)} /></div>` : null}</div>
     ${one.reason ? html`<p class="muted">${one.reason}</p>` : null}
     <div class="figures">
@@ -64,7 +64,16 @@ export function ServiceView({ name, session }) {
       ${one.model ? html`<p class="muted small">Or as the model <b>${one.model}</b> of the gateway's OpenAI API${one.auth ? ", with a key" : ""}.</p><${Link} class="button" to="/models">Talk to it</${Link}>` : null}</${Card}>
     <div class="heading"><h2>Load</h2><div class="tabs" role="group" aria-label="Time">${Object.keys(SPANS).map((label) => html`<button key=${label} aria-pressed=${String(label === span)} onClick=${() => setSpan(label)}>${label}</button>`)}</div></div>
     <${Load} points=${points} />
+    ${one.groups.length ? html`<${Card} title="Groups"><${Table} caption="Groups" rows=${one.groups.map((group) => ({ ...group, key: group.name }))} columns=${[
+      { title: "Group", cell: (group) => html`${group.name} ${group.router ? html`<span class="muted">router (${group.router})</span>` : null}` },
+      { title: "State", cell: (group) => html`<${State} state=${group.state} />` },
+      { title: "Ready", cell: (group) => `${group.ready_replicas} of ${group.target_replicas}`, numeric: true },
+      { title: "Range", cell: (group) => (group.min_replicas === group.max_replicas ? "fixed" : `${group.min_replicas} to ${group.max_replicas}`), minor: true },
+      { title: "Why", cell: (group) => html`<span class="muted">${group.reason}</span>` },
+      { title: "", cell: (group) => (may && open && !group.router ? html`<${Scale} one=${{ ...group, name: `group ${group.name} of ${one.name}` }} group=${group.name} path=${path} act=${act} />` : null), numeric: true },
+    ]} /></${Card}>` : null}
     <${Card} title="Replicas"><${Table} caption="Replicas" rows=${one.replicas.map((replica) => ({ ...replica, key: replica.number }))} columns=${[
+      ...(one.groups.length ? [{ title: "Group", cell: (replica) => replica.group }] : []),
       { title: "Replica", cell: (replica) => html`<${Link} to=${`/clusters/${replica.cluster}`}>${replica.number}</${Link}>` },
       { title: "State", cell: (replica) => html`<${State} state=${replica.state} />` },
       { title: "Probe", cell: (replica) => (replica.ready_since ? `passes for ${duration(now - replica.ready_since)}` : "not yet"), minor: true },
@@ -87,14 +96,14 @@ export function ServiceView({ name, session }) {
   }}</${Loaded}>`;
 }
 
-function Scale({ one, path, act }) {
+function Scale({ one, path, act, group = null }) {
   const [least, setLeast] = useState(String(one.min_replicas));
   const [most, setMost] = useState(String(one.max_replicas));
   const now = () => {
     setLeast(String(one.min_replicas));
     setMost(String(one.max_replicas));
   };
-  return html`<${Action} label="Scale" onOpen=${now} question=${`How many replicas of ${one.name}?`} confirm="Set it" act=${act("POST", `${path}/scale`, { min_replicas: Number(least), max_replicas: Number(most) })}>
+  return html`<${Action} label="Scale" onOpen=${now} question=${`How many replicas of ${one.name}?`} confirm="Set it" act=${act("POST", `${path}/scale`, { min_replicas: Number(least), max_replicas: Number(most), group })}>
     <div class="form"><label>At least<input inputmode="numeric" value=${least} onInput=${(event) => setLeast(event.target.value)} /></label>
       <label>At most<input inputmode="numeric" value=${most} onInput=${(event) => setMost(event.target.value)} /></label></div></${Action}>`;
 }
