@@ -1,5 +1,6 @@
 """The published 16B to 128B jobs on GKE: the same programs that are rehearsed, in JobSets that the API takes."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -7,6 +8,7 @@ import pytest
 
 from podway import read_task
 from podway.catalog.slices import find_slice
+from podway.cli.manifests import as_yaml
 from podway.control.choosing import order_of
 from podway.providers import Offer
 from podway.providers.gke.manifests import JobSetContext
@@ -25,7 +27,10 @@ CONTEXT = JobSetContext(owner="ab12cd34", context="east", namespace="default", s
 @pytest.mark.parametrize("name", ["16b", "32b", "64b", "128b"])
 @pytest.mark.parametrize("slices", [1, 32])
 def test_the_published_jobs(name: str, slices: int) -> None:
-    """What runs is what `docs/measurements/rehearsed-jobs.json` was made of: the example that is rehearsed, on the same slice."""
+    """What runs is what `docs/measurements/rehearsed-jobs.json` was made of: the example that is rehearsed, on the same slice.
+
+    PODWAY_REWRITE_GOLDEN=1 after a wanted change.
+    """
     task = read_task(EXAMPLES / "gke" / f"largest-job-{name}.yaml")
     rehearsed = read_task(EXAMPLES / f"largest-job-{name}.yaml")
     assert task.run == rehearsed.run
@@ -41,3 +46,8 @@ def test_the_published_jobs(name: str, slices: int) -> None:
         (job,) = jobset["spec"]["replicatedJobs"]
         assert (job["replicas"], job["template"]["spec"]["completions"]) == (slices, 64)
         assert len(msgspec.json.encode(config)) < 1 << 20  # what a ConfigMap may hold
+    text = as_yaml(msgspec.to_builtins(request), task)
+    golden = EXAMPLES.parent / "tests" / "golden" / "gke" / f"largest-job-{name}.yaml"
+    if slices == 1 and os.environ.get("PODWAY_REWRITE_GOLDEN"):
+        golden.write_text(text)
+    assert slices != 1 or text == golden.read_text()
