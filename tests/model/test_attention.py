@@ -17,6 +17,7 @@ from podway.model.attention import Kernel, Pattern, attend, default_kernel, refe
 from podway.model.attention_blocks import AUTO, Blocks, choose_blocks
 from podway.model.layout import TRAIN_RULES, parse_mesh
 from podway.model.mesh import make_mesh
+from podway.model.zigzag import spread
 
 PLAIN = Pattern(scale=0.125, softcap=None, window=None)
 BAND = Pattern(scale=0.1, softcap=2.0, window=100)
@@ -55,12 +56,16 @@ def test_the_reference_is_its_definition(pattern: Pattern) -> None:
     np.testing.assert_allclose(found, by_hand(q, k, v, segments(20), pattern), atol=2e-6)
 
 
-def loss_and_gradients(kernel: Kernel, pattern: Pattern, seg: jax.Array | None, blocks: Blocks = AUTO) -> Any:
+def loss_and_gradients(
+    kernel: Kernel, pattern: Pattern, seg: jax.Array | None, blocks: Blocks = AUTO, chips: int = 1
+) -> Any:
     q, k, v = inputs(256)
-    weights = jax.random.normal(jax.random.key(7), q.shape)
+    weights = spread(jax.random.normal(jax.random.key(7), q.shape), chips)
+    seg = None if seg is None else spread(seg, chips)
 
-    def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        out = attend(q, k, v, seg, pattern, TRAIN_RULES, kernel=kernel, blocks=blocks, interpret=True)
+    def loss(*qkv: jax.Array) -> jax.Array:
+        q, k, v = (spread(x, chips) for x in qkv)
+        out = attend(q, k, v, seg, pattern, TRAIN_RULES, kernel=kernel, blocks=blocks, zigzag=chips, interpret=True)
         return jnp.sum(out * weights)
 
     return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(q, k, v)
@@ -73,14 +78,15 @@ def loss_and_gradients(kernel: Kernel, pattern: Pattern, seg: jax.Array | None, 
 def test_splash_equals_the_reference(
     pattern: Pattern, packed: bool, mesh: str | None, eight_devices: list[jax.Device]
 ) -> None:
-    """Values and gradients; tensor=4 with two key heads repeats them, context=2 cuts the queries."""
+    """Values and gradients; tensor=4 with two key heads repeats them, context=2 cuts the queries, in zigzag order."""
     seg = segments(256) if packed else None
     expected = loss_and_gradients("reference", pattern, seg)
     if mesh is None:
         found = loss_and_gradients("splash", pattern, seg)
     else:
-        with jax.set_mesh(make_mesh(parse_mesh(mesh, chips=8), eight_devices)):
-            found = loss_and_gradients("splash", pattern, seg)
+        sizes = parse_mesh(mesh, chips=8)
+        with jax.set_mesh(make_mesh(sizes, eight_devices)):
+            found = loss_and_gradients("splash", pattern, seg, chips=sizes.context)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-5, rtol=1e-5)
 

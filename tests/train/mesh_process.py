@@ -29,7 +29,11 @@ def train(made: Program, start: State, size: int) -> list[float]:
         state = jax.device_put(start, wanted)
         step = make_step(made, state)
         for number in range(STEPS):
-            state, metrics = step(state, batch(made, size, number), jnp.zeros((made.mesh.size,), jnp.int32))
+            rows = batch(made, size, number)
+            if made.config.batch.length > 128:  # packed: three documents in a row
+                documents = jnp.broadcast_to(jnp.arange(made.config.batch.length) // 100 + 1, rows["inputs"].shape)
+                rows["segment_ids"] = jax.device_put(documents, rows["inputs"].sharding)
+            state, metrics = step(state, rows, jnp.zeros((made.mesh.size,), jnp.int32))
             numbers += [float(metrics.loss), float(metrics.grad_norm)]
         lies = jax.tree.map(lambda leaf: leaf.sharding, state)
         assert lies == wanted, "the next step would be another program"

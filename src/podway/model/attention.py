@@ -10,7 +10,8 @@ window. Scores are scaled, then soft-capped where the model says so, and made in
   cudnn      flash attention of cuDNN on NVIDIA GPUs (bfloat16 or float16, no soft cap)
 
 Kernels know nothing of meshes, so under a mesh they run inside `shard_map`: each chip has its own sequences and heads.
-With `context` > 1 a chip has a part of the queries and gathers all keys and values of its sequences.
+With `context` > 1 a chip has a part of the queries and gathers all keys and values of its sequences. With `zigzag` > 1 tokens come
+in the order of `zigzag.py`, in which all these chips have the same work; s and t above are still places in the sequence.
 """
 
 from collections.abc import Callable
@@ -25,11 +26,13 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from podway.errors import UserError
+from podway.model import zigzag as order
 from podway.model.attention_blocks import AUTO, SIZES, Blocks, choose_blocks
 from podway.model.layout import Rules, kv_repeats
-from podway.model.mesh import context_mesh, context_spec, per_chip, spec
+from podway.model.mesh import context_mesh, context_spec, mesh_axes, per_chip, spec
 from podway.model.remat import mark
 from podway.model.shape import ModelShape
+from podway.model.splash_masks import PlacedMask
 
 Kernel = Literal["reference", "splash", "cudnn"]
 
@@ -56,6 +59,7 @@ def attend(
     *,
     kernel: Kernel | None = None,
     blocks: Blocks = AUTO,
+    zigzag: int = 1,
     interpret: bool = False,
 ) -> jax.Array:
     """Self-attention of whole sequences, (B, S, H, K); `interpret` runs a Pallas kernel where its chip is missing."""
@@ -65,12 +69,12 @@ def attend(
         k_BTGK, v_BTGK = (jnp.repeat(x, repeats, axis=2) for x in (k_BTGK, v_BTGK))
     kernel = kernel or default_kernel(pattern, q_BSHK.dtype)
     if kernel == "reference":
-        return mark(reference(q_BSHK, k_BTGK, v_BTGK, segments_BS, pattern), "context")
+        return mark(reference(q_BSHK, k_BTGK, v_BTGK, segments_BS, pattern, zigzag), "context")
 
     q_spec = context_spec(("batch", "length", "heads", "head_dim"), q_BSHK.shape, rules)
-    kv_spec = context_spec(("batch", None, "kv_heads", "head_dim"), k_BTGK.shape, rules)
+    kv_spec = context_spec(("batch", "length", "kv_heads", "head_dim"), k_BTGK.shape, rules)
     if kernel == "splash":
-        one_chip, mask, mask_spec = _splash(q_BSHK.shape, k_BTGK.shape[1], q_spec, pattern, blocks, interpret)
+        one_chip, mask, mask_spec = _splash(q_BSHK.shape, q_spec, pattern, blocks, zigzag, interpret)
     else:
         one_chip, mask, mask_spec = _cudnn(q_spec, pattern), None, None
     run = per_chip(
@@ -92,7 +96,12 @@ def default_kernel(pattern: Pattern, dtype: DTypeLike) -> Kernel:
 
 
 def reference(
-    q_BSHK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array, segments_BS: jax.Array | None, pattern: Pattern
+    q_BSHK: jax.Array,
+    k_BTGK: jax.Array,
+    v_BTGK: jax.Array,
+    segments_BS: jax.Array | None,
+    pattern: Pattern,
+    zigzag: int = 1,
 ) -> jax.Array:
     """The definition."""
     B, S, H, K = q_BSHK.shape
@@ -102,14 +111,15 @@ def reference(
     scores = scores * pattern.scale
     if pattern.softcap is not None:
         scores = pattern.softcap * jnp.tanh(scores / pattern.softcap)
-    scores = jnp.where(visible(S, segments_BS, pattern.window)[:, None, None], scores, -jnp.inf)
+    scores = jnp.where(visible(S, segments_BS, pattern.window, zigzag)[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(v_BTGK.dtype)
     return jnp.einsum("bgrst,btgk->bsgrk", weights, v_BTGK).reshape(B, S, H, K)
 
 
-def visible(length: int, segments_BS: jax.Array | None, window: int | None) -> jax.Array:
+def visible(length: int, segments_BS: jax.Array | None, window: int | None, zigzag: int = 1) -> jax.Array:
     """(B or 1, S, T): which keys each query sees."""
-    behind = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
+    places = jnp.asarray(order.places(length, zigzag))
+    behind = places[:, None] - places[None, :]
     seen = behind >= 0
     if window is not None:
         seen &= behind < window
@@ -122,7 +132,7 @@ Chip = Callable[..., jax.Array]  # (mask, q, k, v, query segments, key segments)
 
 
 def _splash(
-    q_dims: tuple[int, ...], keys: int, q_spec: P, pattern: Pattern, blocks: Blocks, interpret: bool
+    q_dims: tuple[int, ...], q_spec: P, pattern: Pattern, blocks: Blocks, zigzag: int, interpret: bool
 ) -> tuple[Chip, Any, Any]:
     mesh = context_mesh()
     shards = mesh.context if q_spec[1] else 1
@@ -133,10 +143,7 @@ def _splash(
             f"attention on a TPU cannot cut a sequence of {q_dims[1]} tokens over context={shards} into blocks",
             f"choose a sequence length that is a multiple of {(blocks.size or SIZES[-1]) * shards}",
         )
-    size = (q_dims[1], keys)
-    one: splash_mask.Mask = splash_mask.CausalMask(size)
-    if pattern.window is not None:
-        one = splash_mask.LocalMask(size, (pattern.window - 1, 0), 0)
+    one = PlacedMask(order.places(q_dims[1], zigzag), pattern.window)
     made = splash_kernel.make_splash_mha(
         splash_mask.MultiHeadMask([one] * heads),
         head_shards=1,
@@ -151,7 +158,8 @@ def _splash(
         # Only `context` splits the mask. The mesh of the context may be partly manual, which jax cannot divide shapes by.
         alone = jax.sharding.AbstractMesh((mesh.context,), ("context",))
         chip_spec = made.manual_sharding_spec(jax.sharding.NamedSharding(alone, spec(None, q_spec[1])))
-    return partial(_splash_on_chip, scale=pattern.scale), made, chip_spec
+    over = mesh_axes(q_spec[1])
+    return partial(_splash_on_chip, scale=pattern.scale, over=over, zigzag=zigzag), made, chip_spec
 
 
 def _block_sizes(size: int, fused: bool) -> splash_kernel.BlockSizes:
@@ -172,11 +180,31 @@ def _splash_on_chip(
     seg_kv: jax.Array | None,
     *,
     scale: float,
+    over: tuple[str, ...],
+    zigzag: int,
 ) -> jax.Array:
     q, k, v = (x.swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v))  # heads before length
-    segments = None if seg_q is None or seg_kv is None else splash_kernel.SegmentIds(q=seg_q, kv=seg_kv)
+    k, v = _whole(k, over, zigzag), _whole(v, over, zigzag)
+    segments = None
+    if seg_q is not None and seg_kv is not None:
+        segments = splash_kernel.SegmentIds(q=seg_q, kv=_whole(seg_kv[:, None, :, None], over, zigzag)[:, 0, :, 0])
     out: jax.Array = jax.vmap(kernel)(q, k, v, segment_ids=segments)
     return out.swapaxes(1, 2)
+
+
+def _whole(x_BGTK: jax.Array, over: tuple[str, ...], zigzag: int) -> jax.Array:
+    """Keys or values of whole sequences, in the order of the sequence, of the part that each chip of `over` has.
+
+    Gathered along a dimension of its own, so that their gradients are scattered by rows: the compiler reduces others whole.
+    """
+    if not over:
+        return order.restored(x_BGTK.swapaxes(1, 2), zigzag).swapaxes(1, 2)
+    B, G, _, K = x_BGTK.shape
+    parts = jax.lax.all_gather(x_BGTK, over, axis=0)
+    if zigzag > 1:
+        early, late = jnp.split(parts, 2, axis=3)
+        parts = jnp.concatenate([early, late[::-1]])
+    return jnp.moveaxis(parts, 0, 2).reshape(B, G, -1, K)
 
 
 def _cudnn(q_spec: P, pattern: Pattern) -> Chip:

@@ -80,6 +80,9 @@ class Compute:
     rules: Rules = TRAIN_RULES
     kernel: Kernel | None = None  # None: the best for this machine
     blocks: Blocks = AUTO  # of the splash kernel
+    zigzag: int = (
+        1  # chips whose work the order of the tokens makes equal (zigzag.py); 1: tokens in the order of the text
+    )
     interpret: bool = False  # run Pallas kernels in interpret mode (tests on CPU)
     remat: Policy | None = None  # None: keep everything
     gather: Gather | None = None
@@ -229,7 +232,7 @@ def whole_sequences(shape: ModelShape, compute: Compute, segments_BS: jax.Array 
         def through(window: int | None) -> Callable[..., jax.Array]:
             return lambda q, k, v: attend(
                 q, k, v, segments_BS, pattern_of(shape, window), compute.rules,
-                kernel=compute.kernel, blocks=compute.blocks, interpret=compute.interpret,
+                kernel=compute.kernel, blocks=compute.blocks, zigzag=compute.zigzag, interpret=compute.interpret,
             )  # fmt: skip
 
         if len(windows) == 1:

@@ -80,18 +80,18 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(size: int, queries: int, keys: int, *, window: int | None = None, causal: bool = True) -> Blocks:
-    """The walk of one head over the last `queries` of `keys` tokens.
+    """The walk of one head over `queries` of `keys` tokens.
 
-    Where a sequence is split over chips, its last piece sees all keys before it: the others wait for that chip.
+    Where a sequence is split over chips, each has early and late queries, so that all have the same work (podway.model.zigzag).
     """
     rows, columns = max(1.0, queries / size), max(1.0, keys / size)
     if not causal:
         return Blocks(size, rows * columns, rows * columns, rows)
     width = min(keys, window or keys)
     banded = width < keys
-    # Blocks that the mask leaves in a row, those that it cuts counted whole: of the band; of the triangle, whose last row sees
-    # all keys and whose first one sees `queries` less.
-    reach = width - width**2 / (2 * queries) if banded and queries == keys else width if banded else keys - queries / 2
+    # Keys that a row sees in the mean: of the band, whose first rows see fewer; of the triangle. Blocks that the mask cuts are
+    # computed whole.
+    reach = width - width**2 / (2 * keys) if banded else keys / 2
     computed = rows * min(columns, (max(reach, 0.0) + size / 2) / size)
     grid = rows * min(columns, width / size + 1)  # the grid shrinks to a band; a triangle leaves it square
     return Blocks(size, grid, max(computed, rows), rows)

@@ -3,7 +3,8 @@
 1. Weights are cast to the compute dtype once, each device its own piece. (`precision.products`: the scales of quantized
    weights are made here too.)
 2. `shard_map` over the batch axes (`sharding.py`); inside, a scan over microbatches adds up gradients. The loss of a
-   token is divided by the number of tokens of the whole step, so that microbatches and devices change nothing.
+   token is divided by the number of tokens of the whole step, so that microbatches and devices change nothing. Where chips
+   share a sequence (`context`), its tokens are put in an order that gives each of them as much work (`model/zigzag.py`).
 3. The gradient's norm is clipped, the learning rate taken from the schedule, the optimizer applied.
 4. If the loss or the norm is not finite, the weights and the optimizer's state stay as they were.
 
@@ -22,12 +23,12 @@ from jax import lax
 from jax.extend.core import Primitive
 from msgspec.structs import replace
 
-from podway.model import decoder
+from podway.model import decoder, zigzag
 from podway.model.adapter_files import matrices
 from podway.model.attention_blocks import Blocks
 from podway.model.decoder import Compute, Tree
 from podway.model.layout import TRAIN_RULES, MeshShape, Rules
-from podway.model.mesh import named_sharding, spec
+from podway.model.mesh import constrain, named_sharding, spec
 from podway.model.moe import balance_loss
 from podway.model.params import params
 from podway.model.remat import Policy, remat_policy
@@ -93,6 +94,7 @@ class Program:
                 self.config.model.attention_fused,
                 generation_of(self.mesh.devices.flat[0].device_kind),
             ),
+            zigzag=self.sizes.context if zigzag.is_even(self.config.batch.length, self.sizes.context) else 1,
             interpret=self.interpret,
             remat=None if kept is None else _policy(*kept, cudnn=cudnn),
             project=lora.projection(self.config.lora) if self.config.lora.rank else decoder.contract,
@@ -276,10 +278,8 @@ def _loss(program: Program, trained: Tree, frozen: Tree, batch: Batch, each: jax
     """(what is minimised, sum of the cross-entropy) of this device's sequences."""
     shape, compute, mesh, config = program.shape, program.compute, program.sizes, program.config.loss
     tree = lora.joined(trained, frozen)
-    tokens, segments = batch["inputs"], batch.get("segment_ids")
-    positions = batch.get("positions")
-    if positions is None:
-        positions = decoder.positions_in(segments, tokens.shape[1])
+    batch = _in_order(batch, compute)
+    tokens, segments, positions = batch["inputs"], batch.get("segment_ids"), batch["positions"]
     x = sharding.embed(tree["embed"], tokens, shape, compute, mesh)
     counted = None if segments is None else segments > 0
     x, usage = _layers(tree, x, positions, segments, counted, shape, compute)
@@ -303,6 +303,17 @@ def _loss(program: Program, trained: Tree, frozen: Tree, batch: Batch, each: jax
         share = _summed(weights.sum(), program) * each  # of this microbatch in the step
         loss = loss + share * _balance(program, shape.experts, usage, tokens_seen)
     return loss, entropy
+
+
+def _in_order(batch: Batch, compute: Compute) -> Batch:
+    """The batch with positions, and with the tokens of a sequence in the order in which chips share it."""
+    if "positions" not in batch:
+        positions = decoder.positions_in(batch.get("segment_ids"), batch["inputs"].shape[1])
+        batch = {**batch, "positions": positions}
+    if compute.zigzag == 1:
+        return batch
+    spread = {name: zigzag.spread(array, compute.zigzag) for name, array in batch.items()}
+    return {name: constrain(array, ("batch", "length"), compute.rules) for name, array in spread.items()}
 
 
 def _balance(program: Program, experts: Experts, usage: jax.Array, tokens: jax.Array) -> jax.Array:
