@@ -7,7 +7,7 @@ import pytest
 
 from podway.model.layout import TRAIN_RULES, parse_mesh
 from podway.model.mesh import make_mesh
-from podway.model.moe import Routing, apply_experts, balance_loss, route
+from podway.model.moe import Capacity, Routing, apply_experts, balance_loss, route
 from podway.model.shape import Experts
 
 D, F = 16, 8
@@ -62,15 +62,43 @@ def test_dropless_equals_dense(normalise: bool, mesh: str | None, eight_devices:
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=2e-5)
 
 
-def test_all_tokens_at_one_expert_are_all_answered() -> None:
-    """The worst case that a capacity would drop."""
+def one_expert(x: jax.Array, matrices: tuple[jax.Array, ...], number: int) -> jax.Array:
+    gate, up, down = (w[number] for w in matrices)
+    return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+
+
+@pytest.mark.parametrize("mesh", [None, "fsdp=2,expert=4"])
+def test_all_tokens_at_one_expert_are_all_answered(mesh: str | None, eight_devices: list[jax.Device]) -> None:
+    """The worst case that a capacity would drop; on a mesh, the rounds that a group of four chips needs for it."""
     experts = Experts(count=4, per_token=1, d_ff=F)
     x, _, matrices = arrays(experts)
     chosen = jnp.full((*x.shape[:2], 1), 3)
     everyone = Routing(chosen, jnp.ones(chosen.shape), jnp.zeros(()))
-    found = apply_experts(x, everyone, matrices, experts, jax.nn.silu, TRAIN_RULES)
-    gate, up, down = (w[3] for w in matrices)
-    np.testing.assert_allclose(found, (jax.nn.silu(x @ gate) * (x @ up)) @ down, atol=1e-5)
+
+    def loss(x: jax.Array, matrices: tuple[jax.Array, ...]) -> jax.Array:
+        return jnp.sum(apply_experts(x, everyone, matrices, experts, jax.nn.silu, TRAIN_RULES) ** 2)
+
+    expected = jax.value_and_grad(lambda x, matrices: jnp.sum(one_expert(x, matrices, 3) ** 2), (0, 1))(x, matrices)
+    sizes = parse_mesh(mesh, chips=8) if mesh else parse_mesh("data=1")
+    with jax.set_mesh(make_mesh(sizes, eight_devices[: sizes.chips])):
+        found = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, matrices)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=2e-5, rtol=1e-5)
+
+
+def test_what_is_beyond_the_capacity_may_be_dropped(eight_devices: list[jax.Device]) -> None:
+    """Of 40 tokens on each of two chips all go to the other: 24 rows, 1.2 times the mean, are answered and 16 are not."""
+    experts = Experts(count=2, per_token=1, d_ff=F)
+    x, _, matrices = arrays(experts, batch=16)
+    chosen = jnp.repeat(jnp.array([1, 0]), 8)[:, None, None] * jnp.ones((1, 5, 1), jnp.int32)
+    routing = Routing(chosen, jnp.ones(chosen.shape), jnp.zeros(()))
+    with jax.set_mesh(make_mesh(parse_mesh("expert=2"), eight_devices[:2])):
+        found = jax.jit(
+            lambda x: apply_experts(x, routing, matrices, experts, jax.nn.silu, TRAIN_RULES, Capacity(1.2, drop=True))
+        )(x)
+    whole = jnp.concatenate([one_expert(x[:8], matrices, 1), one_expert(x[8:], matrices, 0)]).reshape(2, 40, D)
+    kept = jnp.arange(40)[None, :, None] < 24
+    np.testing.assert_allclose(found.reshape(2, 40, D), jnp.where(kept, whole, 0), atol=1e-5)
 
 
 def test_balance_is_smallest_when_experts_are_used_alike() -> None:

@@ -82,6 +82,12 @@ def test_accumulation_lora_and_unrolling_on_a_mesh() -> None:
     agree("lora.rank=4 lora.base=int8 batch.microbatches=4", ["fsdp=4"], 1e-4)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_slices_that_share_the_state_agree_with_one_device() -> None:
+    agree("mesh.state_over_slices=true batch.microbatches=2", ["slices=2,data=2,fsdp=2", "slices=4,tensor=2"], 2e-5)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_quantized_products_on_a_mesh() -> None:

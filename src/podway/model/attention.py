@@ -137,7 +137,7 @@ def _splash(
     mesh = context_mesh()
     shards = mesh.context if q_spec[1] else 1
     heads = q_dims[2] // (mesh.tensor if q_spec[2] else 1)
-    block = choose_blocks(blocks, queries=q_dims[1] // shards, keys=keys, d_head=q_dims[3], window=pattern.window)
+    block = choose_blocks(blocks, queries=q_dims[1] // shards, keys=q_dims[1], d_head=q_dims[3], window=pattern.window)
     if block is None or q_dims[1] % shards:
         raise UserError(
             f"attention on a TPU cannot cut a sequence of {q_dims[1]} tokens over context={shards} into blocks",

@@ -37,7 +37,7 @@ from podway.model.attention_blocks import AUTO, Blocks
 from podway.model.embedding import look_up
 from podway.model.layout import TRAIN_RULES, Rules
 from podway.model.mesh import constrain, named_sharding
-from podway.model.moe import apply_experts, balance_loss, route
+from podway.model.moe import DROPLESS, Capacity, apply_experts, balance_loss, route
 from podway.model.params import Param, nest, params
 from podway.model.remat import Policy, mark
 from podway.model.shape import Activation, ModelShape, Norm
@@ -88,6 +88,7 @@ class Compute:
     gather: Gather | None = None
     project: Project = contract
     widen: Widen = plain_weights  # a stack of experts as it is multiplied
+    capacity: Capacity = DROPLESS  # of what chips that hold different experts send to each other
     head: Head | None = None  # logits of an untied head, in float32; None: by the head as it is stored
     longest: int | None = None  # positions are below this; None: below the model's `max_position`
 
@@ -312,7 +313,8 @@ def _mlp(
         routing = route(logits_BSE, shape.experts, counted_BS)
         names = ("experts_gate", "experts_up", "experts_down") if shape.gated else ("experts_up", "experts_down")
         matrices = tuple(compute.widen(name, w) for name in names)
-        out = apply_experts(x, routing, matrices, shape.experts, _ACTIVATE[shape.activation], compute.rules)
+        activate = _ACTIVATE[shape.activation]
+        out = apply_experts(x, routing, matrices, shape.experts, activate, compute.rules, compute.capacity)
         usage = routing.usage_2E
         if shape.experts.d_ff_shared:
             share = jax.nn.sigmoid(jnp.tensordot(x, w["shared_router"], 1))

@@ -133,6 +133,12 @@ def per_chip(f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[.
     return jax.shard_map(f, in_specs=in_specs, out_specs=out_specs, axis_names=free, check_vma=False)
 
 
+def split_axes() -> tuple[str, ...]:
+    """The axes of the whole mesh that have more than one chip, for code inside `per_chip`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(name for name, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True) if size > 1)
+
+
 def mesh_axes(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The mesh axes in one part of a spec."""
     return part if isinstance(part, tuple) else (part,) if part else ()

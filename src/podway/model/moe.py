@@ -6,14 +6,12 @@ F d_ff of an expert, E experts.
 1. `route` asks the router which J experts each token goes to, and with which weights.
 2. `_experts_here` sorts the assignments by expert, so that the tokens of an expert lie together, multiplies each run by
    its expert's matrices (`jax.lax.ragged_dot`), puts the rows back and sums the J answers of each token.
-3. Under a mesh this happens on each chip with its own tokens and its own experts: the tokens of an expert group are
-   gathered, every chip answers for the experts it holds, and the answers are summed and scattered back. Weights that
-   are split over fsdp are gathered by hand, so that their gradients are reduce-scattered.
-
-Buffers hold the worst case (all tokens of a group at one chip's experts), because nothing may be dropped.
+3. Under a mesh this happens on each chip with its own tokens and its own experts. Where chips hold different experts and different
+   tokens, rows are exchanged (`expert_exchange.py`); where they have the same tokens, every chip answers for the experts it
+   holds, and the answers are summed. Weights that are split over fsdp are gathered by hand, so that their gradients are
+   reduce-scattered.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -22,12 +20,21 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from podway.model.expert_exchange import Exchange, exchanged
+from podway.model.grouped import Activate, Matrices, mlp_of_groups, picked
 from podway.model.layout import Rules
-from podway.model.mesh import context_mesh, context_spec, mesh_axes, per_chip, spec, summed
-from podway.model.remat import mark
-from podway.model.shape import Experts
+from podway.model.mesh import context_mesh, context_spec, mesh_axes, per_chip, spec, split_axes, summed
+from podway.model.shape import EXPERT_CAPACITY, Experts
 
-Activate = Callable[[jax.Array], jax.Array]
+
+class Capacity(NamedTuple):
+    """How rows travel between chips that hold different experts (`expert_exchange.py`)."""
+
+    factor: float = EXPERT_CAPACITY  # rows that a chip sends to another at a time, over the mean
+    drop: bool = False  # what is beyond that is not answered
+
+
+DROPLESS = Capacity()
 
 
 class Routing(NamedTuple):
@@ -64,20 +71,29 @@ def balance_loss(usage_2E: jax.Array, tokens: jax.Array | int, experts: Experts)
 def apply_experts(
     x_BSD: jax.Array,
     routing: Routing,
-    matrices: tuple[jax.Array, ...],
+    matrices: Matrices,
     experts: Experts,
     activate: Activate,
     rules: Rules,
+    capacity: Capacity = DROPLESS,
 ) -> jax.Array:
     """The weighted answers of each token's experts. `matrices` are (gate, up, down) or (up, down), stacked over E."""
     mesh = context_mesh()
     if mesh.chips == 1:
-        return _experts_here(x_BSD, routing.chosen_BSJ, routing.weights_BSJ, matrices, 0, activate)
+        return _experts_here(x_BSD, routing.chosen_BSJ, routing.weights_BSJ, matrices, None, activate)
     x_spec = context_spec(("batch", "length", None), x_BSD.shape, rules)
     inward = context_spec(("experts", "embed", "mlp"), matrices[0].shape, rules)
     outward = context_spec(("experts", "mlp", "embed"), matrices[-1].shape, rules)
     run = per_chip(
-        partial(_on_chip, x_spec=x_spec, inward=inward, outward=outward, experts=experts, activate=activate),
+        partial(
+            _on_chip,
+            x_spec=x_spec,
+            inward=inward,
+            outward=outward,
+            experts=experts,
+            activate=activate,
+            capacity=capacity,
+        ),
         in_specs=(x_spec, spec(*x_spec[:2]), spec(*x_spec[:2]), (inward,) * (len(matrices) - 1) + (outward,)),
         out_specs=x_spec,
     )
@@ -89,27 +105,28 @@ def _on_chip(
     x: jax.Array,
     chosen: jax.Array,
     weights: jax.Array,
-    matrices: tuple[jax.Array, ...],
+    matrices: Matrices,
     *,
     x_spec: P,
     inward: P,
     outward: P,
     experts: Experts,
     activate: Activate,
+    capacity: Capacity,
 ) -> jax.Array:
     specs = [inward] * (len(matrices) - 1) + [outward]
     whole = tuple(_gathered(w, spec, "fsdp") for w, spec in zip(matrices, specs, strict=True))
-    split = whole[0].shape[0] < experts.count  # this chip holds some of the experts
-    first = lax.axis_index("expert") * whole[0].shape[0] if split else 0
-    own_tokens = split and "expert" in mesh_axes(x_spec[0])  # and its neighbours in the group have other tokens
-    if own_tokens:
-        x, chosen, weights = (lax.all_gather(a, "expert", axis=0, tiled=True) for a in (x, chosen, weights))
-    out = _experts_here(x, chosen, weights, whole, first, activate)
-    if "tensor" in mesh_axes(outward[1]):  # each chip summed over its own columns of the MLP
-        out = summed(out, "tensor")
-    if own_tokens:
-        return summed(out, "expert", scatter=0)
-    return summed(out, "expert") if split else out
+    here = whole[0].shape[0]
+    split = here < experts.count  # this chip holds some of the experts
+    if split and "expert" in mesh_axes(x_spec[0]):  # and its neighbours in the group have other tokens
+        how = Exchange("expert", experts.count // here, experts.count, *capacity, activate, split_axes())
+        out = exchanged(how, x, chosen, weights, whole)
+    else:
+        first = lax.axis_index("expert") * here if split else None
+        out = _experts_here(x, chosen, weights, whole, first, activate)
+        out = summed(out, "expert") if split else out
+    # Each chip of a tensor group summed over its own columns of the MLP.
+    return summed(out, "tensor") if "tensor" in mesh_axes(outward[1]) else out
 
 
 def _gathered(w: jax.Array, spec: P, axis: str) -> jax.Array:
@@ -123,27 +140,25 @@ def _experts_here(
     x_BSD: jax.Array,
     chosen_BSJ: jax.Array,
     weights_BSJ: jax.Array,
-    matrices: tuple[jax.Array, ...],
-    first: jax.Array | int,
+    matrices: Matrices,
+    first: jax.Array | None,
     activate: Activate,
 ) -> jax.Array:
-    """What the experts first, first + 1, ... answer; zero for tokens that go elsewhere."""
+    """What the experts first, first + 1, ... answer, zero for tokens that go elsewhere; `first` is none where all are here."""
     here, J = matrices[0].shape[0], chosen_BSJ.shape[-1]
     x_ND = x_BSD.reshape(-1, x_BSD.shape[-1])
-    expert_M = chosen_BSJ.reshape(-1) - first
-    is_here_M = (expert_M >= 0) & (expert_M < here)
-    expert_M = jnp.where(is_here_M, expert_M, here)  # all others last
+    expert_M, weight_M, is_here_M = chosen_BSJ.reshape(-1), weights_BSJ.reshape(-1), None
+    if first is not None:
+        is_here_M = (expert_M >= first) & (expert_M < first + here)
+        expert_M = jnp.where(is_here_M, expert_M - first, here)  # all others last
+        weight_M = jnp.where(is_here_M, weight_M, 0.0)
     order_M = jnp.argsort(expert_M, stable=True)
-    sizes = jnp.bincount(expert_M, length=here + 1)[:here].astype(jnp.int32)
-
-    rows_MD = x_ND[order_M // J]
-    *into, down = matrices
-    hidden = [mark(lax.ragged_dot(rows_MD, w, sizes), "mlp_in") for w in into]
-    rows_MF = activate(hidden[0]) * hidden[1] if len(hidden) == 2 else activate(hidden[0])
-    answers_MD = lax.ragged_dot(rows_MF, down, sizes)
-
     back_M = jnp.argsort(order_M)
-    weight_M = jnp.where(is_here_M, weights_BSJ.reshape(-1), 0.0).astype(answers_MD.dtype)
-    # Rows past the last group belong to no expert here, and what a kernel leaves in them is not defined.
-    mine = jnp.where(is_here_M[:, None], answers_MD[back_M], 0) * weight_M[:, None]
+    sizes = jnp.bincount(expert_M, length=here + 1)[:here].astype(jnp.int32)
+    is_here_NJ = None if is_here_M is None else is_here_M.reshape(-1, J)
+    rows_MD = picked(x_ND, order_M // J, back_M.reshape(-1, J), is_here_NJ)
+    answers_MD = picked(mlp_of_groups(rows_MD, sizes, matrices, activate), back_M, order_M[:, None])
+    if is_here_M is not None:  # what a kernel leaves in rows past the last group is not defined
+        answers_MD = jnp.where(is_here_M[:, None], answers_MD, 0)
+    mine = answers_MD * weight_M.astype(answers_MD.dtype)[:, None]
     return mine.reshape(-1, J, x_ND.shape[-1]).sum(axis=1).reshape(x_BSD.shape)

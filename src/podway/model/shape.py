@@ -129,6 +129,10 @@ class FullLayers(Record, frozen=True, kw_only=True):
     keys_are_values: bool = False
 
 
+# Rows that a chip of an expert group sends to another in one round, over the mean (`expert_exchange.py`).
+EXPERT_CAPACITY = 1.25
+
+
 class Experts(Record, frozen=True, kw_only=True):
     """A mixture of experts in place of the MLP of every layer; tokens are never dropped."""
 

@@ -21,7 +21,7 @@ from podway.model.params import activations, params
 from podway.model.shape import ModelShape, layer_kinds
 from podway.plan.chips import LANES, SUBLANES
 from podway.plan.products import head_product, layer_weights, widths
-from podway.plan.training import BYTES, COMPUTE_BYTES, Adapters, Training
+from podway.plan.training import BYTES, COMPUTE_BYTES, Adapters, Training, spare_rows
 
 GIB = 2**30
 SPREAD = 0.09  # the largest error over the grid of compiled steps (docs/planning.md); `make bench-plan` holds the planner to it
@@ -225,8 +225,9 @@ def _saved_of_kind(shape: ModelShape, tensor: int, expert: int, saved: tuple[str
             width = width // each * -(-each // LANES) * LANES
         wide += width if kept.name == "mlp_in" else 0
         if kept.name in saved and _asked_for(kept.name, shape):
-            # In an expert group every device holds the rows of all its neighbours.
-            size += width * (expert if shape.experts and kept.name == "mlp_in" else 1)
+            if shape.experts and kept.name == "mlp_in" and expert > 1:
+                continue  # the exchange of rows computes them again
+            size += width
     if "rest" in saved:
         # What has no name: two norms in float32, each with its input, and the activation with what its gradient needs.
         size += 8 * shape.d_model / tensor + 2 * wide
@@ -311,14 +312,9 @@ def flow_width(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, ..
     heads, pairs = _in_lanes(shape, tensor, shape.heads), _in_lanes(shape, tensor, shape.kv_heads)
     mlp = 2 * width["mlp_in"]
     if shape.experts:
-        # Three tensors of an expert's width and five of the stream's for each row; in an expert group for the worst case that
-        # all rows go to one device, with the group's tokens and the gradient of these.
-        rows = expert * shape.experts.per_token
-        mlp = (
-            expert * 1.5 * width["mlp_in"]
-            + 5 * rows * shape.d_model
-            + (2 * expert * shape.d_model if expert > 1 else 0)
-        )
+        # Three tensors of an expert's width and five of the stream's for each row.
+        spare = spare_rows(expert)
+        mlp = spare * (1.5 * width["mlp_in"] + 5 * shape.experts.per_token * shape.d_model)
     gathered = 4 if tensor > 1 and shape.block != "parallel" else 0
     waiting = (0.0 if "qkv" in saved else heads + 2 * pairs) + (0.0 if "context" in saved else heads)
     if shape.block == "parallel":

@@ -57,6 +57,13 @@ class Group(NamedTuple):
         """An all-reduce: a reduce-scatter and an all-gather."""
         return 2 * self.gather_seconds(bytes_each, device)
 
+    def exchange_seconds(self, bytes_each: float, device: Device) -> float:
+        """Every device sends to every other: along a ring of n the mean way is n/4 hops, so each of its two links carries n/8
+        of a device's bytes (n/4 along a line); the axes work at once."""
+        loads = [bytes_each * size / (4 * links) for size, links, _ in self.rings if size > 1]
+        slowest = max(loads, default=0.0) / max(1, len(loads)) / device.link_bandwidth
+        return max(slowest, self.hops * HOP_SECONDS)
+
     def ring_scatter_seconds(self, bytes_each: float, device: Device) -> float:
         """A reduce-scatter along one physical axis after the other: each sees only its own links."""
         total, left = 0.0, bytes_each

@@ -32,7 +32,7 @@ from podway.plan.kernels import blocks_of
 from podway.plan.memory import adapter_params, held_params, misaligned, saved_bytes_per_token
 from podway.plan.network import MeshPlacement, dcn_reduce_seconds
 from podway.plan.products import Product, dispatch_seconds, head_product, layer_products, needed_again, widths
-from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training
+from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training, spare_rows
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,12 +225,13 @@ def _elementwise_bytes(shape: ModelShape, tensor: int, expert: int, training: Tr
         forward += 4 * width["qkv"]
     inner, routed = width["mlp_in"], 0.0
     if shape.experts is not None:
-        # Rows are sorted by expert and back, weighed and summed, in an expert group all rows of it: the compiled step of Mixtral
-        # (v5p-128, expert=8) passes 37 times over their width, 9 times forward, and activations are passes of their own.
-        rows = expert * shape.experts.per_token
-        forward += 9 * rows * shape.d_model
+        # Rows are sorted by expert and back, weighed and summed: 37 passes over their width, 9 of them forward, and activations are
+        # passes of their own. Where rows are exchanged they are sorted on both sides and gradients of the matrices added up over
+        # rounds: the compiled steps of Mixtral (v5p-128, expert=8) and Qwen1.5-MoE (v6e-16, expert=2) pass as often again.
+        rows = spare_rows(expert) * shape.experts.per_token
+        forward += (20 if expert > 1 else 9) * rows * shape.d_model
         own = (1 + shape.gated) * shape.experts.per_token * shape.experts.d_ff / tensor
-        inner, routed = inner - own, 4.5 * own * expert
+        inner, routed = inner - own, 4.5 * own * spare_rows(expert)
     backward = 2 * forward + (2.5 * inner if shape.gated else 0)
     again = 0.0 if "rest" in training.saved else 1.0
     return COMPUTE_BYTES * (forward * (1 + again) + backward + routed)
@@ -281,11 +282,11 @@ def _traffic(
             seconds = times * count * once
             found.append(Traffic(axis="context", direction=direction, seconds=seconds, exposed=seconds))
     if mesh.expert > 1 and shape.experts is not None:
-        # The tokens of the group come to every device, and its answers are summed back; the same in the other order
-        # for gradients, and the tokens once more where the layer is computed again.
-        again = 0 if "mlp_in" in training.saved else 1
-        once = placement.expert.gather_seconds(stream * mesh.expert, device)
-        for direction, count in (("gather", 2 + again), ("reduce", 2)):
+        # Rows go to the chips of their experts and answers come back: forward, once more in the backward pass, which computes
+        # the experts again, and for the gradients of both.
+        rows = stream * shape.experts.per_token * spare_rows(mesh.expert)
+        once = placement.expert.exchange_seconds(rows, device)
+        for direction, count in (("gather", 3), ("reduce", 3)):
             seconds = times * count * once
             found.append(Traffic(axis="expert", direction=direction, seconds=seconds, exposed=seconds))
     return found

@@ -13,6 +13,7 @@ from podway.errors import UserError
 from podway.model.attention_blocks import BlockChoice, Blocks, choose_blocks
 from podway.model.flops import Convention
 from podway.model.layout import MeshShape
+from podway.model.shape import EXPERT_CAPACITY
 
 Optimizer = Literal["adamw", "adafactor"]
 Dtype = Literal["float32", "bfloat16"]
@@ -36,6 +37,11 @@ REMAT: dict[str, tuple[str, ...]] = {
 
 # What a layer may keep in host memory instead of HBM (podway.train.remat): its input too, which otherwise always stays.
 OFFLOADABLE = ("residual", *REMAT["none"][:-1])
+
+
+def spare_rows(expert: int) -> float:
+    """Rows that the buffers of experts hold, over those of a device's own tokens."""
+    return EXPERT_CAPACITY if expert > 1 else 1.0
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):

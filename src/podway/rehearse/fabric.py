@@ -30,9 +30,8 @@ class Fabric(NamedTuple):
 
     slice: Slice
     places: tuple[Place, ...] = ()
-    # Devices that the experts of a mixture are split over. Each has room for the case that all rows of the group come to its own
-    # experts; of these rows its grouped products compute this part on average.
-    experts_over: int = 1
+    # Rows that the buffers of a mixture's experts hold, over those that are in them on average: grouped products skip the others.
+    spare_rows: float = 1.0
 
     @property
     def device(self) -> Device:
@@ -111,7 +110,7 @@ class Fabric(NamedTuple):
         group, total = self.group(exchange), 0.0
         if group.size > 1:
             if kind == "all-to-all":
-                total = _exchange_seconds(group, moved, device)
+                total = group.exchange_seconds(moved, device)
             elif kind == "all-reduce":
                 total = group.reduce_seconds(moved, device)
             else:
@@ -130,14 +129,6 @@ class Fabric(NamedTuple):
             return (exchange.lane,) if exchange.hops and exchange.lane else ()
         found = [(axis, way) for axis, side in enumerate(exchange.box) if side > 1 for way in (0, 1)]
         return tuple(found) + ((NETWORK,) if exchange.slices > 1 else ())
-
-
-def _exchange_seconds(group: Group, moved: float, device: Device) -> float:
-    """Every device sends to every other: along a ring of n the mean way is n/4 hops, so each of its two links carries n/8
-    of a device's bytes (n/4 along a line); the axes work at once."""
-    loads = [moved * size / (4 * links) for size, links, _ in group.rings if size > 1]
-    slowest = max(loads, default=0.0) / max(1, len(loads)) / device.link_bandwidth
-    return max(slowest, group.hops * HOP_SECONDS)
 
 
 def moved_bytes(one: Instruction, kind: str) -> float:

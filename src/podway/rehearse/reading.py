@@ -93,9 +93,9 @@ def _op(module: Module, here: Computation, one: Instruction, fabric: Fabric) -> 
             return _host_transfer(one, what)
         return Op(name=one.name, kind="prefetch", what=what, shape=shape, bytes=moved, starts=True)
     if is_kernel(one):
-        attention, grouped = attention_of(here, one), grouped_of(here, one, 1 / fabric.experts_over)
+        attention, grouped = attention_of(here, one), grouped_of(here, one, 1 / fabric.spare_rows)
         role: Kind = "matrix" if grouped else "kernel"
-        moved /= fabric.experts_over if grouped else 1
+        moved /= fabric.spare_rows if grouped else 1
         return Op(name=one.name, kind=role, what=what, shape=shape, bytes=moved, attention=attention, grouped=grouped)
     flops = flops_of(module, here, one)
     return Op(

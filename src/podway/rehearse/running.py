@@ -32,6 +32,7 @@ from podway.extras import require
 from podway.files import write_atomically
 from podway.home import home
 from podway.model.layout import parse_mesh
+from podway.model.shape import EXPERT_CAPACITY
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.hlo import read_module
 from podway.rehearse.memory import read_memory
@@ -274,7 +275,7 @@ class _Worker:
             return base if base.failed else msgspec.structs.replace(base, failed="the compiler wrote no program")
         module = read_module(text.read_text())
         slice = self.rehearsal.tpu
-        fabric = Fabric(slice, lowered.places, _experts_over(self.rehearsal))
+        fabric = Fabric(slice, lowered.places, _spare_rows(self.rehearsal))
         facts = slice.generation_facts
         limit = (facts.hbm_usable_bytes or facts.chip_hbm_bytes) // facts.devices_per_chip
         memory = read_memory(assignment.read_text(), live.read_text(), module, limit)
@@ -294,10 +295,12 @@ class _Worker:
                     pipe.close()
 
 
-def _experts_over(rehearsal: Rehearsal) -> int:
-    """The size of the mesh axis that splits experts."""
+def _spare_rows(rehearsal: Rehearsal) -> float:
+    """What the buffers of experts hold over the mean, where the mesh splits experts."""
     mesh = rehearsal.setting("mesh.shape")
-    return parse_mesh(mesh).expert if mesh and "*" not in mesh else 1
+    if not mesh or "*" in mesh or parse_mesh(mesh).expert == 1:
+        return 1.0
+    return float(rehearsal.setting("model.expert_capacity") or EXPERT_CAPACITY)
 
 
 def _peak_bytes(pid: int) -> int:

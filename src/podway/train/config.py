@@ -12,10 +12,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from podway.errors import UserError
+from podway.model.shape import EXPERT_CAPACITY
 from podway.train.data import DataConfig
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Amount = Annotated[int, msgspec.Meta(ge=0)]
+Factor = Annotated[float, msgspec.Meta(gt=0)]
 Rate = Annotated[float, msgspec.Meta(ge=0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Float = Literal["float32", "bfloat16"]
@@ -38,6 +40,9 @@ class ModelConfig(Part, frozen=True, kw_only=True):
         None  # side of splash's blocks; none: by generation and shape
     )
     attention_fused: bool | None = None  # one backward kernel in splash in place of two; none: by generation and shape
+    # Rows that a chip of an expert group sends to another at a time, over the mean; the rest follows in further rounds.
+    expert_capacity: Factor = EXPERT_CAPACITY
+    expert_drop: bool = False  # no further rounds: assignments beyond expert_capacity are not answered
 
 
 class BatchConfig(Part, frozen=True, kw_only=True):
@@ -112,6 +117,9 @@ class MeshConfig(Part, frozen=True, kw_only=True):
 
     shape: str = "fsdp=*"
     tile: tuple[int, ...] | None = None
+    # Slices share the weights and the optimizer's state as they are kept, instead of each having all of them: gradients are scattered
+    # over slices and weights gathered once a step, the same bytes as the sum that they take the place of.
+    state_over_slices: bool = False
 
 
 class RematConfig(Part, frozen=True, kw_only=True):

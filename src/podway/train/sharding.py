@@ -8,7 +8,8 @@ uses it, and its gradient leaves the layer as a reduce-scatter, because that is 
 Left alone, the TPU compiler reduces the whole gradient on every chip and throws most of it away. It does the same with
 one reduce-scatter over a whole 2D torus (seen in the program that libtpu 0.0.51 makes for v5e:16x16), and keeps those
 that run along one ring; so gradients are scattered ring by ring (`rings_of`).
-What data and slices repeat is summed once a step, after all microbatches.
+What data and slices repeat is summed once a step, after all microbatches. Slices may share the state as fsdp does inside each
+(`mesh.state_over_slices`): then this sum is scattered over them, and weights are gathered from them at the start of a step.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -211,13 +212,17 @@ def embed(table: jax.Array, tokens_BS: jax.Array, shape: ModelShape, compute: Co
 
 
 def sum_gradients(gradients: Tree, specs: Mapping[str, Spec], mesh: MeshShape) -> Tree:
-    """Sum each gradient over the devices that hold the same piece of its weight."""
+    """Sum each gradient over the devices that have the same piece of its weight; where slices share it, each keeps its part."""
     names = flat(gradients)
 
     def one(name: str, g: jax.Array) -> jax.Array:
         scattered = {axis for part in specs[name] for axis in mesh_axes(part)}
         over = tuple(axis for axis in MANUAL if axis not in scattered and mesh.size(axis) > 1)
-        return lax.psum(g, over) if over else g  # type: ignore[no-untyped-call]
+        g = lax.psum(g, over) if over else g  # type: ignore[no-untyped-call]
+        for dim, part in enumerate(specs[name]):
+            if "slices" in mesh_axes(part):
+                g = lax.psum_scatter(g, "slices", scatter_dimension=dim, tiled=True)  # type: ignore[no-untyped-call]
+        return g
 
     return unflat({name: one(name, g) for name, g in names.items()}, gradients)
 

@@ -87,7 +87,7 @@ def _state_of(program: Program, tree: Tree) -> State:
 
 def _shardings(program: Program, state: State) -> State:
     """A sharding in the place of each array of the state."""
-    trained = sharding.laid_out(state.trained, program.shape, program.mesh, program.rules)
+    trained = sharding.laid_out(state.trained, program.shape, program.mesh, program.kept)
     by_name = sharding.flat(trained)
     dims = {name: tuple(leaf.shape) for name, leaf in sharding.flat(state.trained).items()}
     return State(

@@ -29,7 +29,7 @@ from podway.model.attention_blocks import Blocks
 from podway.model.decoder import Compute, Tree
 from podway.model.layout import TRAIN_RULES, MeshShape, Rules
 from podway.model.mesh import constrain, named_sharding, spec
-from podway.model.moe import balance_loss
+from podway.model.moe import Capacity, balance_loss
 from podway.model.params import params
 from podway.model.remat import Policy, remat_policy
 from podway.model.shape import Experts, ModelShape
@@ -78,6 +78,12 @@ class Program:
         return sharding.mesh_shape(self.mesh)
 
     @property
+    def kept(self) -> Rules:
+        """Where weights and moments lie between steps; they are computed with where `rules` say."""
+        shared = self.config.mesh.state_over_slices and self.sizes.slices > 1
+        return replace(self.rules, embed=(*self.rules.embed, "slices")) if shared else self.rules
+
+    @property
     def rings(self) -> tuple[int, ...]:
         return sharding.rings_of(self.mesh)
 
@@ -99,6 +105,7 @@ class Program:
             remat=None if kept is None else _policy(*kept, cudnn=cudnn),
             project=lora.projection(self.config.lora) if self.config.lora.rank else decoder.contract,
             widen=lora.widen,
+            capacity=Capacity(self.config.model.expert_capacity, self.config.model.expert_drop),
             longest=self.config.batch.length,
         )
         kind = self.config.precision.products
@@ -218,18 +225,17 @@ def _per_device(
 ) -> Callable[..., Any]:
     """`f(trained, frozen, batch, each)` on every device of the batch axes; gradients come back where weights lie."""
 
-    def specs(tree: Tree) -> Tree:
+    def specs(tree: Tree, rules: Rules) -> Tree:
         leaves = {
-            name: sharding.manual_part(
-                sharding.stored_spec(name, leaf.shape, program.shape, program.sizes, program.rules)
-            )
+            name: sharding.manual_part(sharding.stored_spec(name, leaf.shape, program.shape, program.sizes, rules))
             for name, leaf in sharding.flat(tree).items()
         }
         return sharding.unflat(leaves, tree)
 
     rows = {name: spec(sharding.MANUAL, None) for name in batch}
-    out: Any = (spec(), specs(trained)) if f.func is _gradients else (spec(),)  # type: ignore[attr-defined]
-    return sharding.on_each(f, program.sizes, (specs(trained), specs(frozen), rows, spec()), out)
+    out: Any = (spec(), specs(trained, program.kept)) if f.func is _gradients else (spec(),)  # type: ignore[attr-defined]
+    given = (specs(trained, program.rules), specs(frozen, program.rules), rows, spec())
+    return sharding.on_each(f, program.sizes, given, out)
 
 
 def _gradients(program: Program, trained: Tree, frozen: Tree, batch: Batch, each: jax.Array) -> tuple[jax.Array, Tree]:
@@ -253,7 +259,7 @@ def _gradients(program: Program, trained: Tree, frozen: Tree, batch: Batch, each
     if program.config.compile.unroll:
         gradients = _stacked(gradients)
     specs = {
-        name: sharding.stored_spec(name, leaf.shape, program.shape, program.sizes, program.rules)
+        name: sharding.stored_spec(name, leaf.shape, program.shape, program.sizes, program.kept)
         for name, leaf in sharding.flat(gradients).items()
     }
     return _summed(entropy, program), sharding.sum_gradients(gradients, specs, program.sizes)
