@@ -447,7 +447,7 @@ def test_service_defaults_and_forms() -> None:
         ("{ports: 80, replica_policy: {min_replicas: 1, target_qps_per_replica: 2}}", "max_replicas is missing"),
         ("{ports: 80, readiness_probe: health}", "not a path"),
         ("{ports: 80, readiness_probe: {path: /, post_data: '{'}}", "not JSON"),
-        ("{ports: 80, tls: {keyfile: a, certfile: b}}", "plain HTTP"),
+        ("{ports: 80, tls: {keyfile: a, certfile: b}}", "a certificate is the gateway"),
         ("{ports: 80, load_balancing_policy: random}", "not a known value"),
         ("{ports: 0}", "too small"),
     ],

@@ -270,7 +270,10 @@ _SERVICE = Table(
         "tls": _about(
             Anything(),
             "A certificate for the endpoint.",
-            refuse=("the gateway serves plain HTTP", "put a TLS proxy before it, and remove `tls`"),
+            refuse=(
+                "a certificate is the gateway's, for all its services",
+                "remove `tls`, and start a gateway with --tls-cert and --tls-key",
+            ),
         ),
         "pool": _about(Anything(), "A pool of workers.", refuse=_POOL),
         "workers": _about(Anything(), "A pool of workers.", refuse=_POOL),
