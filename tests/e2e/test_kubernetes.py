@@ -149,7 +149,9 @@ run: |
     if shutil.which("ssh"):
         config = str(pod.home / "ssh" / "config")
         wait_until((pod.home / "ssh" / "hosts" / "two").exists, 60, "the entry")
-        said = subprocess.run(["ssh", "-F", config, "two-worker5", "echo $PODWAY_RANK; exit 3"], capture_output=True)
+        said = subprocess.run(
+            ["ssh", "-F", config, "two-worker5", "echo $PODWAY_RANK; exit 3"], capture_output=True, timeout=240
+        )
         assert (said.stdout, said.returncode) == (b"5\n", 3), said.stderr
     assert "UP" in podway(pod, "status")
     assert "on rank 3" in podway(pod, "exec", "two", "--raw", "echo on rank $PODWAY_RANK")
@@ -175,6 +177,7 @@ def test_the_second_says_why_it_waits_and_runs_after(cluster: RunningKubernetes,
     wait_until(lambda: pod.client.jobs("other")[-1].state == "SUCCEEDED", 60, "its job to end")
 
 
+@pytest.mark.long
 def test_buckets_are_mounted_in_the_pods(cluster: RunningKubernetes, pod: Podway, tmp_path: Path) -> None:
     """By what the launch asked for: a part of one, read only, and one to write to; a task that wants more is refused."""
     if cluster.nodes is None:
