@@ -9,18 +9,36 @@ import pytest
 from tools.bench.own_kubernetes import ROOT
 
 UNAVAILABLE = 69
+RELEASES = "src/podway/providers/gke/prepare/releases.py"
 
 
 @pytest.fixture
 def builder(tmp_path: Path) -> Path:
     """A copy, so that what it is made of can be changed."""
-    return Path(shutil.copytree(ROOT / "tools" / "kubernetes", tmp_path / "kubernetes"))
+    (tmp_path / RELEASES).parent.mkdir(parents=True)
+    shutil.copy(ROOT / RELEASES, tmp_path / RELEASES)
+    return Path(shutil.copytree(ROOT / "tools" / "kubernetes", tmp_path / "tools" / "kubernetes"))
 
 
 def build(builder: Path, *, go: str | None) -> subprocess.CompletedProcess[str]:
     programs = builder.parent / "programs"
     programs.mkdir(exist_ok=True)
-    for name in ("bash", "cat", "cut", "dirname", "flock", "mkdir", "mv", "sed", "sha256sum", "timeout", "touch"):
+    for name in (
+        "bash",
+        "cat",
+        "chmod",
+        "cp",
+        "cut",
+        "dirname",
+        "flock",
+        "mkdir",
+        "mv",
+        "rm",
+        "sed",
+        "sha256sum",
+        "timeout",
+        "touch",
+    ):
         if not (programs / name).exists():
             (programs / name).symlink_to(shutil.which(name) or name)
     if go is not None:
@@ -31,17 +49,17 @@ def build(builder: Path, *, go: str | None) -> subprocess.CompletedProcess[str]:
     return subprocess.run([bash, str(builder / "build")], env=env, capture_output=True, text=True, timeout=60)
 
 
-# Modules have the two files that are copied; `go build -o FILE` writes FILE and notes that it was called.
+# Modules have the files that are copied; `go build -o FILE` writes FILE, a program that does nothing, and notes that it was called.
 GO = r"""
 modules=$HOME/modules
 case "$1" in
 mod) made=$modules/${3:-none}/config/components
-     mkdir -p "$made/webhook" "$made/crd/bases"
+     mkdir -p "$made/webhook" "$made/crd/bases" "$made/manager"
      touch "$made/webhook/manifests.yaml" "$made/crd/bases/a.yaml" ;;
 env) echo "$modules" ;;
 build) echo x >> "$HOME/compiled"
        while [ "$1" != -o ]; do shift; done
-       touch "$2" ;;
+       echo "#!/bin/sh" > "$2"; chmod +x "$2" ;;
 esac
 """
 
@@ -51,19 +69,24 @@ def compiled(builder: Path) -> int:
 
 
 def test_what_was_built_is_found_again_and_a_change_of_its_sources_builds_anew(builder: Path) -> None:
+    versions = builder.parent.parent / RELEASES
     first = build(builder, go=GO)
     assert first.returncode == 0, first.stderr
-    assert {"servers", "jobset", "kueue", "crds", "webhooks"} <= {
+    assert {"servers", "jobset", "kueue", "crds", "webhooks", "releases"} <= {
         one.name for one in Path(first.stdout.strip()).iterdir()
     }
-    assert build(builder, go="exit 1").stdout == first.stdout and compiled(builder) == 3
-    for name in ("main.go", "go.mod", "go.sum"):
-        with open(builder / "servers" / name, "a") as file:
-            file.write("// changed\n")
+    assert build(builder, go="exit 1").stdout == first.stdout and compiled(builder) == 4
+    for path in (
+        builder / "servers" / "main.go",
+        builder / "servers" / "go.mod",
+        builder / "servers" / "go.sum",
+        versions,
+    ):
+        path.write_text(path.read_text().replace('KUEUE_VERSION = "v', 'KUEUE_VERSION = "v9') + "# changed\n")
         changed = build(builder, go=GO)
         assert changed.returncode == 0 and changed.stdout != first.stdout
         first = changed
-    assert compiled(builder) == 12
+    assert compiled(builder) == 20
 
 
 def test_without_go_or_its_module_proxy_one_line_says_so(builder: Path) -> None:

@@ -100,6 +100,11 @@ def test_the_objects_are_the_golden_ones() -> None:
     assert text == GOLDEN.read_text()
 
 
+def test_the_manual_names_the_versions() -> None:
+    named = [f"{one.name} {one.version}" for one in releases.RELEASES]
+    assert f"| {', '.join(named)} |" in (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+
+
 def test_a_bare_cluster_is_prepared_once(run: Run, bare: RunningKubernetes, files: list[str]) -> None:
     shown = run("gke", "prepare", *files, "--dryrun")
     assert shown.code == 0 and "JobSet" in shown.err and "+ ClusterQueue podway" in shown.err
@@ -312,4 +317,4 @@ def test_a_download_must_be_the_known_file(
         assert bare.objects.count() == {"nodes": 8}
     pin(f"{address}/jobset.yaml", digest)
     result = run("gke", "prepare", "--no-kueue", "--yes")
-    assert result.code == 0 and f"JobSet v0.12.0 from {address}/jobset.yaml" in result.out
+    assert result.code == 0 and f"JobSet {releases.JOBSET_VERSION} from {address}/jobset.yaml" in result.out

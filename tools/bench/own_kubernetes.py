@@ -84,6 +84,7 @@ class OwnKubernetes:
             )
         )
         self.kubeconfig = self._write_kubeconfig("kubeconfig", {"token": self.token})
+        self.identities: dict[str, Path] = {}  # the kubeconfig of a controller that is not the administrator
         certificate = {
             name: str(place / "certs" / f"tls.{end}")
             for name, end in (("client-certificate", "crt"), ("client-key", "key"))
@@ -102,7 +103,7 @@ class OwnKubernetes:
                 env={
                     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
                     "HOME": str(self.place),
-                    "KUBECONFIG": str(self.admin_kubeconfig),
+                    "KUBECONFIG": str(self.identities.get(name, self.admin_kubeconfig)),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -225,7 +226,9 @@ class OwnKubernetes:
             "service-account-private-key-file": self.place / "certs" / "tls.key",
             "root-ca-file": self.ca,
             # An endpoint may not be in the loopback network, where the nodes are; pods find each other by their /etc/hosts.
-            "controllers": "*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller",
+            # No node has the images of controllers: who runs one says himself that its Deployment is available.
+            "controllers": "*,-deployment-controller,-endpoints-controller,-endpointslice-controller,"
+            "-endpointslice-mirroring-controller",
             # The nodes send no heartbeats: on a machine that is busy enough they would come too late.
             "node-monitor-grace-period": "24h",
         }
@@ -237,17 +240,31 @@ class OwnKubernetes:
 
     def install(self, name: str) -> None:
         """A controller's CRDs, its configuration and its process, then its webhooks."""
-        url, trusted = f"https://127.0.0.1:{self.ports[name]}", base64.b64encode(self.ca.read_bytes()).decode()
         for body in _documents(self.built / "crds" / f"{name}.yaml"):
             versions = [one["name"] for one in body["spec"]["versions"] if one["served"]]
             if len(versions) > 1:
-                client = {"url": f"{url}/convert", "caBundle": trusted}
-                webhook = {"clientConfig": client, "conversionReviewVersions": ["v1"]}
+                webhook = {"clientConfig": self.reached_at(name, "/convert"), "conversionReviewVersions": ["v1"]}
                 body["spec"]["conversion"] = {"strategy": "Webhook", "webhook": webhook}
             self.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)
             for version in versions:
                 self._wait_served(body["spec"]["group"], version, body["spec"]["names"]["plural"])
-        (self.place / f"{name}.yaml").write_text(yaml.safe_dump(self._configuration(name)))
+        self.start_controller(
+            name, {"integrations": {"frameworks": ["jobset.x-k8s.io/jobset"]}} if name == "kueue" else {}
+        )
+        for body in _documents(self.built / "webhooks" / f"{name}.yaml"):
+            body["metadata"]["name"] = f"{name}-{body['metadata']['name']}"
+            body["webhooks"] = [one for one in body["webhooks"] if _is_served(name, one)]
+            for one in body["webhooks"]:
+                one["clientConfig"] = self.reached_at(name, one["clientConfig"]["service"]["path"])
+                if one["rules"][0]["resources"] == ["pods"]:  # those of JobSets alone, as its own installation has it
+                    one["objectSelector"] = {
+                        "matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]
+                    }
+            self.create(f"/apis/admissionregistration.k8s.io/v1/{body['kind'].lower()}s", body)
+
+    def start_controller(self, name: str, configuration: Fields) -> None:
+        """Its process with this configuration, at the ports and with the certificate that it has here; until it answers."""
+        (self.place / f"{name}.yaml").write_text(yaml.safe_dump(configuration | self._configuration(name)))
         if name == "kueue":
             metrics = self.place / "etc" / KUEUE_METRICS
             metrics.mkdir(parents=True)
@@ -255,16 +272,11 @@ class OwnKubernetes:
                 shutil.copy(self.place / "certs" / f"tls.{end}", metrics / f"tls.{end}")
         self.start(name)
         self.wait_for(name)
-        for body in _documents(self.built / "webhooks" / f"{name}.yaml"):
-            body["metadata"]["name"] = f"{name}-{body['metadata']['name']}"
-            body["webhooks"] = [one for one in body["webhooks"] if _is_served(name, one)]
-            for one in body["webhooks"]:
-                one["clientConfig"] = {"url": url + one["clientConfig"]["service"]["path"], "caBundle": trusted}
-                if one["rules"][0]["resources"] == ["pods"]:  # those of JobSets alone, as its own installation has it
-                    one["objectSelector"] = {
-                        "matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]
-                    }
-            self.create(f"/apis/admissionregistration.k8s.io/v1/{body['kind'].lower()}s", body)
+
+    def reached_at(self, name: str, path: str) -> Fields:
+        """How the API server reaches a webhook of a controller: no Service leads to a process of this machine."""
+        trusted = base64.b64encode(self.ca.read_bytes()).decode()
+        return {"url": f"https://127.0.0.1:{self.ports[name]}{path}", "caBundle": trusted}
 
     def _wait_served(self, group: str, version: str, plural: str) -> None:
         """A controller that starts before all of its kinds are announced ends, or tries again only after a while."""
@@ -279,7 +291,7 @@ class OwnKubernetes:
 
     def _configuration(self, name: str) -> Fields:
         version = {"jobset": "config.jobset.x-k8s.io/v1alpha1", "kueue": "config.kueue.x-k8s.io/v1beta2"}[name]
-        found: Fields = {
+        return {
             "apiVersion": version,
             "kind": "Configuration",
             "internalCertManagement": {"enable": False},
@@ -288,9 +300,6 @@ class OwnKubernetes:
             "metrics": {"bindAddress": "0"},
             "webhook": {"host": "127.0.0.1", "port": self.ports[name], "certDir": str(self.place / "certs")},
         }
-        if name == "kueue":
-            found |= {"integrations": {"frameworks": ["jobset.x-k8s.io/jobset"]}}
-        return found
 
     def create(self, path: str, body: Fields) -> None:
         """Once more while what it is asked for is not served yet: a CRD that was just made, a webhook that just began."""
@@ -345,14 +354,20 @@ class OwnKubernetes:
         """Nodes with addresses 127.NETWORK.x.y."""
         self.nodes = Nodes(self.admin, self.place / "nodes", pools, network=network, client_ca=str(self.ca))
 
-    def _write_kubeconfig(self, name: str, user: Fields) -> Path:
+    def account_kubeconfig(self, namespace: str, account: str) -> Path:
+        """Of a ServiceAccount, as a pod that runs under it has it."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        token = self.admin.call("POST", path, {"spec": {"expirationSeconds": 36000}})["status"]["token"]
+        return self._write_kubeconfig(f"{namespace}.{account}", {"token": token}, namespace)
+
+    def _write_kubeconfig(self, name: str, user: Fields, namespace: str = NAMESPACE) -> Path:
         document = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": CONTEXT,
             "clusters": [{"name": CONTEXT, "cluster": {"server": self.url, "certificate-authority": str(self.ca)}}],
             "users": [{"name": CONTEXT, "user": user}],
-            "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
+            "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT, "namespace": namespace}}],
         }
         path = self.place / name
         path.touch(mode=0o600)

@@ -26,6 +26,8 @@ from podway.quantities import format_count
 from podway.task.task import Resources
 
 LOOK_S = 5.0
+NO_NODE = "no such node is there now: a node pool must grow"
+UNSEEN = "no right to see the nodes"
 REGION, ZONE = "topology.kubernetes.io/region", "topology.kubernetes.io/zone"
 
 
@@ -68,7 +70,9 @@ def _offer(clusters: Clusters, pools: LaunchPools, context: str | None, resource
     try:
         api = clusters.api(target.context)
         _check_jobset(api)
-        note, price = _nodes(api, order, tpu) or _pools(pools, target, order)
+        note, price = _nodes(api, order, tpu)
+        if note in (NO_NODE, UNSEEN):
+            note, price = _pools(pools, target, order, note)
         quota = _quota(api, target, tpu) if tpu is not None else None
     except UserError as error:
         return msgspec.structs.replace(offer, blocked=Blocked(code="refused", reason=f"{error.what} ({error.hint})"))
@@ -107,17 +111,17 @@ def _check_jobset(api: KubernetesApi) -> None:
     api.call("GET", "/apis/jobset.x-k8s.io/v1alpha2", timeout=LOOK_S)
 
 
-def _nodes(api: KubernetesApi, order: Order, tpu: Slice | None) -> tuple[str, float | None] | None:
-    """How many such slices there are nodes for, and what they cost where Google's regions are known; None: there are none."""
+def _nodes(api: KubernetesApi, order: Order, tpu: Slice | None) -> tuple[str, float | None]:
+    """How many such slices there are nodes for, and what they cost where Google's regions are known."""
     if tpu is None:
         return "", None
     selector = ",".join(f"{key}={value}" for key, value in node_selector(order, tpu).items())
     try:
         nodes = api.read_items("/api/v1/nodes", {"labelSelector": selector}, LOOK_S)
     except UserError:
-        return "no right to see the nodes", None
+        return UNSEEN, None
     if not nodes:
-        return None
+        return NO_NODE, None
     pools: dict[str, int] = {}
     for node in nodes:
         pool = (node["metadata"].get("labels") or {}).get(NODE_POOL) or node["metadata"]["name"]
@@ -128,13 +132,13 @@ def _nodes(api: KubernetesApi, order: Order, tpu: Slice | None) -> tuple[str, fl
     return f"nodes for {whole} such slice{'' if whole == 1 else 's'}", price
 
 
-def _pools(pools: LaunchPools, target: JobSetContext, order: Order) -> tuple[str, float | None]:
-    """Where there is no node: what a launch makes, and what that costs."""
+def _pools(pools: LaunchPools, target: JobSetContext, order: Order, known: str) -> tuple[str, float | None]:
+    """Where no node is seen: what a launch makes, and what that costs; where it makes none, what is `known`."""
     plan = plan_pools(target, "offer", order)
     if not plan.bodies:
-        return f"no such node is there now: a node pool must grow ({plan.why_none})", None
+        return f"{known} ({plan.why_none})" if known == NO_NODE else known, None
     if pools.count_fitting(plan) >= order.slices:
-        return "no such node is there now: a node pool must grow", None
+        return known, None
     assert order.accelerator_type is not None
     size = f"{plan.bodies[0]['config']['machineType']}, {plan.tier}"
     price = hourly_price(order.accelerator_type, order.topology, plan.place, spot=order.spot)

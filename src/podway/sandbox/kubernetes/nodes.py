@@ -8,7 +8,6 @@ codes and addresses. A node's address is one of 127.0.0.0/8; host names of pods 
 import base64
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import signal
@@ -16,7 +15,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -30,6 +28,7 @@ from podway.sandbox.kubernetes.kubelet import Kubelet
 from podway.sandbox.kubernetes.objects import now
 from podway.sandbox.kubernetes.pod_directories import directory_of
 from podway.sandbox.kubernetes.pod_log import PodLog
+from podway.sandbox.kubernetes.running_pod import RunningPod
 
 LOOK_S = 0.1
 # What a kubelet of Kubernetes 1.36 tells of itself: an API server that reads it passes WebSockets on as they are. To a node that does not
@@ -45,48 +44,7 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     accelerator_type: str | None = None
     labels: dict[str, str] = {}
-
-
-class RunningPod:
-    """One pod's process."""
-
-    def __init__(self, place: Path, process: "subprocess.Popen[bytes]", env: dict[str, str], grace_s: float) -> None:
-        self.place, self.process, self.env, self.grace_s = place, process, env, grace_s
-        assert process.stdout is not None
-        self.log = PodLog(place / "log", process.stdout)
-        self.kill_at: float | None = None
-        self.reported = False
-        self.ready = False
-
-    def inner(self) -> int | None:
-        """The container's first process, as this machine numbers it."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-            return int(path.read_text().split()[0])
-        return None
-
-    def booted(self) -> bool:
-        """Whether its own command runs: no signal but SIGKILL reaches a first process that has no handler."""
-        inner = self.inner()
-        try:
-            return inner is not None and b"pod_boot" not in Path(f"/proc/{inner}/cmdline").read_bytes()
-        except OSError:
-            return False
-
-    def end(self) -> None:
-        """SIGTERM as soon as it runs, SIGKILL after the grace period."""
-        if self.kill_at is None and not self.booted() and self.process.poll() is None:
-            return
-        if self.kill_at is None:
-            self.kill_at = time.monotonic() + self.grace_s
-            self._signal(signal.SIGTERM)
-        elif time.monotonic() > self.kill_at:
-            self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
-        inner = self.inner()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(inner or self.process.pid, number if inner else signal.SIGKILL)
+    taints: tuple[Fields, ...] = ()
 
 
 class Nodes:
@@ -120,19 +78,31 @@ class Nodes:
         with contextlib.suppress(Conflict):  # as GKE's addon does: these nodes mount buckets
             modes = {"attachRequired": False, "volumeLifecycleModes": ["Ephemeral"]}
             api.call("POST", "/apis/storage.k8s.io/v1/csidrivers", {"metadata": {"name": DRIVER}, "spec": modes})
-        number = 0
+        self._secured, self._network = secured, network
         for pool in pools:
-            tpu = find_slice(pool.accelerator_type) if pool.accelerator_type else None
-            for index in range(tpu.hosts if tpu else 1):
-                number += 1
-                address = f"127.{network}.{number // 250}.{number % 250 + 1}"
-                name = f"{pool.name}-{index}"
-                self._addresses[name] = address
-                kubelet = Kubelet(address, secured, self.token, self._enter, self._log_of)
-                self._kubelets.append(kubelet)
-                self._make_node(pool, name, address, kubelet.server_address[1])
+            self.add(pool)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def add(self, pool: NodePool) -> None:
+        """The nodes of one more pool."""
+        tpu = find_slice(pool.accelerator_type) if pool.accelerator_type else None
+        for index in range(tpu.hosts if tpu else 1):
+            number = len(self._kubelets) + 1
+            address = f"127.{self._network}.{number // 250}.{number % 250 + 1}"
+            name = f"{pool.name}-{index}"
+            self._addresses[name] = address
+            kubelet = Kubelet(address, self._secured, self.token, self._enter, self._log_of)
+            self._kubelets.append(kubelet)
+            self._make_node(pool, name, address, kubelet.server_address[1])
+
+    def remove(self, pool: str) -> None:
+        """A pool's nodes are gone, and their pods with them."""
+        for node in self.api.read_items("/api/v1/nodes", {"labelSelector": f"cloud.google.com/gke-nodepool={pool}"}):
+            name = node["metadata"]["name"]
+            self.lose(name)
+            with contextlib.suppress(NotFound):
+                self.api.call("DELETE", f"/api/v1/nodes/{name}")
 
     def close(self) -> None:
         """Ends every pod and every listener."""
@@ -173,12 +143,12 @@ class Nodes:
         tpu = find_slice(pool.accelerator_type) if pool.accelerator_type else None
         labels = {"cloud.google.com/gke-nodepool": pool.name, "kubernetes.io/hostname": name, **pool.labels}
         capacity = {"cpu": "200", "memory": "900Gi", "pods": "15", "ephemeral-storage": "100Gi"}
-        taints = []
+        taints = list(pool.taints)
         if tpu is not None:
             labels["cloud.google.com/gke-tpu-accelerator"] = tpu.gke_accelerator or ""
             labels["cloud.google.com/gke-tpu-topology"] = tpu.topology_text
             capacity["google.com/tpu"] = str(tpu.chips_per_host)
-            taints = [{"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}]
+            taints.append({"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"})
         status = {
             "capacity": capacity,
             "allocatable": capacity,

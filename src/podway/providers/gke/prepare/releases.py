@@ -18,6 +18,9 @@ import yaml
 from podway.errors import UserError
 from podway.providers.gke.manifests import Manifest
 
+# Of what is installed, and of what `make test-kubernetes` runs: tools/kubernetes/build reads them here.
+JOBSET_VERSION = "v0.12.0"
+KUEUE_VERSION = "v0.19.2"
 DOWNLOAD_S = 60.0
 MOST_BYTES = 32 << 20
 
@@ -35,12 +38,12 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
 
 
-# Both files were made again from the projects' Go modules with `kustomize build config/default`; their checksums are those that public
+# Both files can be made again from the projects' Go modules (tools/kubernetes/build does); their checksums are those that public
 # repositories record for the published files.
 JOBSET = Release(
     name="JobSet",
-    version="v0.12.0",
-    url="https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml",
+    version=JOBSET_VERSION,
+    url=f"https://github.com/kubernetes-sigs/jobset/releases/download/{JOBSET_VERSION}/manifests.yaml",
     sha256="a41aaf12dd0b7b0a3d626b8d6107f32c3dc889d7e7830adc46b8cdb77a8963bb",
     group="jobset.x-k8s.io",
     api_version="v1alpha2",
@@ -49,8 +52,8 @@ JOBSET = Release(
 )
 KUEUE = Release(
     name="Kueue",
-    version="v0.19.2",
-    url="https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml",
+    version=KUEUE_VERSION,
+    url=f"https://github.com/kubernetes-sigs/kueue/releases/download/{KUEUE_VERSION}/manifests.yaml",
     sha256="88881eb50734eb920b67486ebc2aa978ed325e1b12d99b22fc51a6d7e9e4d370",
     group="kueue.x-k8s.io",
     api_version="v1beta2",
