@@ -85,6 +85,9 @@ def test_quantised_products_are_trained_as_planned() -> None:
 def test_what_podway_cannot_train_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="no program of maxtext-2023 with fp8 products"):
         rehearse_training("llama3.1-70b", SLICE, MESH, step(compute="fp8", program=MAXTEXT_2023), fast=True)
+    for changed in (step(program=MAXTEXT_2023, remat="minimal"), step(program=MAXTEXT_2023, microbatches=2)):
+        with pytest.raises(UserError, match="maxtext-2023 has one microbatch"):
+            rehearse_training("llama3.1-70b", SLICE, MESH, changed, fast=True)
     with pytest.raises(UserError, match="no program of maxtext-v6e"):
         rehearse_training("llama3.1-70b", SLICE, MESH, step(program=PROGRAMS["maxtext-v6e"]), fast=True)
     with pytest.raises(UserError, match="offload 'norms' is not known"):

@@ -130,6 +130,16 @@ def test_hints_leave_out_what_is_given() -> None:
         assert word not in caught.value.hint
 
 
+def test_hints_name_only_what_helps() -> None:
+    """Copies of weights that do not fit by themselves help nobody, and neither does a smaller step."""
+    with pytest.raises(UserError, match="in weights and optimizer state alone") as caught:
+        plan_train(find_model("llama3.1-70b"), PlanOptions(seq=8192, batch=512), [find_slice("v5e-16")])
+    assert "--slices" not in caught.value.hint and "--batch" not in caught.value.hint
+    with pytest.raises(UserError) as caught:  # 509 is a prime: no weights can be split over fsdp
+        plan_train(LLAMA, PlanOptions(seq=1024, batch=509), [find_slice("v5e-8")])
+    assert "a --batch that 8 divides" in caught.value.hint
+
+
 def test_slices_without_multislice_are_not_joined() -> None:
     search = search_train(LLAMA, PlanOptions(seq=8192, slices=2), [find_slice("v3-128")])
     assert not search.plans and "cannot be joined" in search.rejected[0].reason

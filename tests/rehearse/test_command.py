@@ -158,6 +158,13 @@ def test_a_program_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, asked:
     assert "does not compile: it aborted" in run(*TRAIN, "--batch", "8", code=1)
 
 
+def test_the_only_step_of_maxtext_is_what_is_compiled(asked: list[Rehearsal]) -> None:
+    """The planner would keep more and compute less again; there is one program of MaxText's, and its plan stands beside it."""
+    run(*TRAIN, "--batch", "8", "--program", "maxtext-2023")
+    assert asked[0].program == "maxtext-2023"
+    assert {"remat.policy=full", "batch.microbatches=1"} <= set(asked[0].settings)
+
+
 def test_a_record_can_be_kept() -> None:
     one = Rehearsal(model="m", slice="v6e-8", options={"kv": "int8"}, part="fill slots", what="serve")
     assert msgspec.json.decode(msgspec.json.encode(one), type=Rehearsal) == one
@@ -175,10 +182,39 @@ def test_plans_are_ranked_again_by_the_compiler(asked: list[Rehearsal], monkeypa
     assert not asked and all(plan["rehearsed"] is None for plan in before)
     result = CliRunner().invoke(podway, [*PLAN, "-o", "json", "--rehearse", "2"], catch_exceptions=False)
     after = json.loads(result.stdout)
-    assert len(asked) == 4, "the two best, and twice what came first then"
-    assert [plan["mesh"] for plan in after["plans"]] == [plan["mesh"] for plan in before[4:]]
-    assert [one["reason"].partition(":")[0] for one in after["rejected"]][-4:] == ["compiled"] * 4
-    assert "ranked again by rehearsal: 4 compiled" in after["notes"][-1]
+    assert len(asked) == 6, "the two best, and twice what came after them"
+    assert [plan["mesh"] for plan in after["plans"]] == [plan["mesh"] for plan in before[6:]]
+    assert [one["reason"].partition(":")[0] for one in after["rejected"]][-6:] == ["compiled"] * 6
+    assert "ranked again by rehearsal: 6 compiled" in after["notes"][-1]
+
+
+def test_the_order_of_the_best_is_the_compilers(asked: list[Rehearsal], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler turns the planner's order round: what it has not seen and comes among the best then, it is asked as well."""
+    monkeypatch.setattr("podway.rehearse.running.check_installed", lambda: None)
+    recorded, told = verb.rehearse, dict[tuple[str, ...], int]()
+
+    def slower_first(wanted: Any, **kwargs: Any) -> list[CompileReport]:
+        """The first that is asked takes longest; each fits."""
+        found = []
+        for one, report in zip(wanted, recorded(wanted, **kwargs), strict=True):
+            told.setdefault(one.settings, len(told))
+            (loop,) = report.program.ops
+            longer = msgspec.structs.replace(loop, turns=12000 - 500 * told[one.settings])
+            program = msgspec.structs.replace(report.program, ops=(longer,))
+            memory = msgspec.structs.replace(report.memory, arguments=GIB)
+            found.append(msgspec.structs.replace(report, program=program, memory=memory))
+        return found
+
+    monkeypatch.setattr(verb, "rehearse", slower_first)
+    result = CliRunner().invoke(podway, [*PLAN, "-o", "json", "--rehearse", "5"], catch_exceptions=False)
+    after = json.loads(result.stdout)
+    first = after["plans"][:5]
+    assert all(plan["rehearsed"] is not None for plan in first), "each of the best five is compiled"
+    seconds = [plan["rehearsed"]["seconds"] for plan in first]
+    assert seconds == sorted(seconds), "and they are in the order of their programs"
+    compiled = [plan["rehearsed"]["seconds"] for plan in after["plans"] if plan["rehearsed"] is not None]
+    assert sorted(compiled)[:5] == seconds, "nothing that was compiled and is faster stands after them"
+    assert "the order of the first 5 is the compiler's" in after["notes"][-1]
 
 
 def test_what_fits_gets_the_figures_of_its_program(asked: list[Rehearsal], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,38 @@ def test_memory_by_name() -> None:
     assert not tight.fits and "OOM by" in tight.line
 
 
+def test_the_fullest_moment_has_what_loops_carry() -> None:
+    """A stack that the first loop fills and the second one reads is alive between them, though libtpu's own peak leaves it out."""
+    module = read_module(
+        "HloModule m, is_scheduled=true\n\n"
+        "%body (p: (s32[], bf16[4,1024,1024])) -> (s32[], bf16[4,1024,1024]) {\n"
+        "  %p = (s32[], bf16[4,1024,1024]{2,1,0}) parameter(0)\n"
+        '  %stack = bf16[4,1024,1024]{2,1,0} fusion(%p), kind=kLoop, calls=%x, metadata={op_name="jvp()/dynamic_update_slice"}\n'
+        "  ROOT %t = (s32[], bf16[4,1024,1024]{2,1,0}) tuple(%p, %stack)\n}\n\n"
+        "ENTRY %main (a: bf16[1024,1024]) -> bf16[1024,1024] {\n"
+        "  %a = bf16[1024,1024]{1,0} parameter(0)\n"
+        "  %w = (s32[], bf16[4,1024,1024]{2,1,0}) while(%a), condition=%c, body=%body\n"
+        "  ROOT %big = bf16[1024,1024]{1,0} fusion(%w), kind=kLoop, calls=%y\n}\n"
+    )
+    assignment = (
+        "BufferAssignment:\nallocation 0: size 2097152, page 0, parameter 0, shape |bf16[1024,1024]|:\n"
+        "allocation 1: size 10485760, page 0, preallocated-temp:\n"
+        " value: <1 w{} @0> (size=512,offset=10485248): (s32[], bf16[4,1024,1024])\n"
+        " value: <2 w{1} (phi) @0> (size=8388608,offset=0): bf16[4,1024,1024]\n"
+        " value: <3 stack @0> (size=8388608,offset=0): bf16[4,1024,1024]\n"
+        " value: <4 p{1} (phi) @0> (size=8388608,offset=0): bf16[4,1024,1024]\n"
+        " value: <5 big @0> (size=2097152,offset=8388608): bf16[1024,1024]\n"
+    )
+    live = (
+        "HloLiveRange (max 12):\n  BufferLiveRange:\n    p{1}:2-4\n    stack{}:4-6\n    w{}:6-7\n    w{1}:6-12\n    big{}:9-11\n"
+        "  Live ranges at 9 (peak):\n    big{}: 2097152 bytes (cumulative: 2097152 bytes)\n"
+    )
+    found = read_memory(assignment, live, module, 2**34)
+    assert found.total == 2097152 + 10485760
+    made = [(buffer.bytes, buffer.name) for buffer in found.buffers if buffer.made]
+    assert made == [(8388608, "jvp()/dynamic_update_slice"), (2097152, "big")]
+
+
 def test_names_of_arrays() -> None:
     assert array_name("state.trained['layers']['q']") == "trained/layers/q"
     assert array_name("state.moments.mean[\\'embed\\']") == "moments/mean/embed"

@@ -45,6 +45,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lora: int = 0
     slices: int = 1
     offload: tuple[str, ...] = ()
+    # The attention kernel that it was compiled with: what is recorded does not follow the trainer's choice when that changes.
+    block: int = 512
+    fused: bool = False
 
     @property
     def sizes(self) -> MeshShape:
@@ -63,7 +66,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             optimizer=self.optimizer,
             adapters=Adapters(rank=self.lora) if self.lora else None,
             offload=self.offload,
-            program=RECORDED,
+            program=msgspec.structs.replace(PODWAY, attention_block=self.block, attention_fused=self.fused),
         )
 
     @property

@@ -66,7 +66,7 @@ def command() -> None:
     "checked",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Compile the N best and rank by that. Default: 3 on a terminal where the compiler is installed, for up to 60 s.",
+    help="Compile the N best and rank by that. Default: 5 on a terminal where the compiler is installed, for up to 60 s.",
 )
 @click.option("--no-rehearse", "unchecked", is_flag=True, help="Plan alone, in milliseconds.")
 @showing_options

@@ -101,6 +101,11 @@ def train(model: str, tpu: str, largest_batch: bool, **asked: Any) -> None:
 
 def choose(shape: ModelShape, options: PlanOptions, candidates: Sequence[Slice]) -> tuple[Slice, MeshShape, Training]:
     """What to compile: the planner's best, or what was asked for where the planner says that it does not fit."""
+    if options.template is not None and options.template.program.name == "maxtext-2023":
+        # The only step of it that there is to compile (`rehearse_training`).
+        options = msgspec.structs.replace(
+            options, remat=options.remat or "full", microbatches=options.microbatches or 1
+        )
     search = search_train(shape, options, candidates)
     if search.plans:
         best = search.plans[0]

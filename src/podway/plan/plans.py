@@ -42,11 +42,13 @@ class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     dollars_per_hour: float | None  # of all slices; None: no price is published
     mixture: bool = False  # of experts
     rehearsed: Rehearsed | None = None  # where it was compiled
+    # Where it was not: how much longer than planned the compiled plans of the same question take on this generation.
+    slower: float = 1.0
 
     @property
     def seconds(self) -> float:
         """Of a step: by its program where it was compiled."""
-        return self.rehearsed.seconds if self.rehearsed else self.time.total
+        return self.rehearsed.seconds if self.rehearsed else self.time.total * self.slower
 
     @property
     def hbm_bytes(self) -> float:

@@ -16,7 +16,7 @@ from math import ceil, prod
 
 import msgspec
 
-from podway.catalog.slices import Slice
+from podway.catalog.slices import Slice, find_slice
 from podway.errors import UserError
 from podway.model.layout import MeshShape
 from podway.model.params import count
@@ -74,6 +74,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     excess: float = float(
         "inf"
     )  # bytes of HBM that are missing on a device; infinite where it is not for want of memory
+    state_alone: bool = False  # the weights and their moments do not fit, whatever the step does
 
     @property
     def where(self) -> str:
@@ -99,12 +100,16 @@ def search_train(shape: ModelShape, options: PlanOptions, candidates: Sequence[S
     plans: list[TrainPlan] = []
     rejected: list[Rejected] = []
     for slice in distinct:
-        alone = device_of(slice.generation).dcn_bandwidth is None and options.slices is None
-        for number in counts[:1] if alone else counts:
+        unjoined = device_of(slice.generation).dcn_bandwidth is None and options.slices is None
+        for number in counts[:1] if unjoined else counts:
             found, (excess, reason) = _on(shape, options, slice, number, thorough=len(distinct) == 1)
             if not found:
-                one = Rejected(slice=slice.accelerator_type, slices=number, reason=reason, excess=excess)
-                rejected.append(one)
+                alone = _least_state(shape, options, slice) > device_of(slice.generation).hbm_limit
+                rejected.append(
+                    Rejected(
+                        slice=slice.accelerator_type, slices=number, reason=reason, excess=excess, state_alone=alone
+                    )
+                )
                 continue
             found.sort(key=lambda plan: plan.time.total / plan.training.tokens)
             plans += found if len(distinct) == 1 else found[:1]
@@ -132,7 +137,7 @@ def nothing_fits(shape: ModelShape, options: PlanOptions, search: Search) -> Use
         what = f"{size} fits on none of {len(search.rejected)} slices; closest is {near.where}: {near.reason}"
     if near.excess == float("inf"):
         return UserError(what, "change " + _listed(_changeable(options)))
-    return UserError(what, "use " + _listed(_savings(shape, options)))
+    return UserError(what, "use " + _listed(_savings(options, near)))
 
 
 def _listed(words: list[str]) -> str:
@@ -150,12 +155,19 @@ def _changeable(options: PlanOptions) -> list[str]:
     return ["--batch", *(name for name, value in given.items() if value is not None)]
 
 
-def _savings(shape: ModelShape, options: PlanOptions) -> list[str]:
-    """What would need less memory and is not asked for already."""
+def _savings(options: PlanOptions, near: Rejected) -> list[str]:
+    """What would need less memory and is not asked for already. Weights that do not fit by themselves are helped neither by a
+    smaller step nor by more slices, each of which has a copy."""
     base = options.template or Training(seq=options.seq, batch=1)
-    words = ["a larger slice", "more --slices" if options.slices else "--slices"]
-    words += ["a smaller --batch"] if options.batch is None or options.batch > 1 else []
-    words += ["--remat full"] if options.remat not in (None, "full") else []
+    words = ["a larger slice"]
+    devices = find_slice(near.slice).devices
+    if not near.state_alone:
+        if options.batch is not None and options.batch % devices and options.mesh is None:
+            words.append(f"a --batch that {devices} divides, so that weights can be split over all chips")
+        if options.batch is None or options.batch > (options.slices or 1):
+            words.append("more --slices" if options.slices else "--slices")
+        words += ["a smaller --batch"] if options.batch is None or options.batch > 1 else []
+        words += ["--remat full"] if options.remat not in (None, "full") else []
     if base.adapters is None:
         words += ["--optimizer adafactor"] if base.optimizer != "adafactor" else []
         words += ["--opt-dtype bf16"] if base.optimizer == "adamw" and base.moments != "bfloat16" else []
@@ -324,11 +336,12 @@ def _closer(
     closest: tuple[float, str], memory: Memory, mesh: MeshShape, policy: Training, usable: int
 ) -> tuple[float, str]:
     """The nearer one of two that do not fit: bytes too many, and the reason, against all that a program may use if it is above that."""
-    if memory.total - memory.limit >= closest[0]:
+    excess = max(memory.total - memory.limit, memory.host - memory.host_limit)
+    if excess >= closest[0]:
         return closest
     whole = msgspec.structs.replace(memory, limit=usable)
     text = (memory if whole.fits else whole).excess
-    return memory.total - memory.limit, f"{text} ({mesh}, {policy_text(policy)})"
+    return excess, f"{text} ({mesh}, {policy_text(policy)})"
 
 
 # What a step may keep in host memory instead of computing it again, from the most to the least.

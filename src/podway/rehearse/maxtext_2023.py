@@ -6,8 +6,11 @@ published. It differs from Podway's own step (podway.train.step) in what the pla
 1. The compiler alone decides about collectives: every array only has a sharding. Gradients of split weights then come
    out all-reduced whole, in float32.
 2. Weights are cast where they are used, one layer at a time.
-3. Attention is jax's flash kernel without causal skipping, in blocks of 512.
+3. Attention is jax's flash kernel without causal skipping, in blocks of 512; keys and values that several heads share are
+   repeated for it.
 4. The logits of all tokens exist at once.
+5. Everything but a layer's input is computed again, in one microbatch, with AdamW: `rehearse_training` refuses other
+   steps.
 
 Letters: B batch, S length, H heads, K d_head.
 """
@@ -117,5 +120,6 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, layer: Layer, carry: objec
         out: jax.Array = flash_attention(q, k, v, causal=False, sm_scale=q.shape[-1] ** -0.5, block_sizes=blocks)
         return out.swapaxes(1, 2)
 
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     spec = context_spec(("batch", "length", "heads", "head_dim"), q.shape, TRAIN_RULES)
     return per_chip(on_chip, in_specs=(spec, spec, spec), out_specs=spec)(q, k, v), carry

@@ -1,20 +1,27 @@
 """HBM of a compiled program on one device: its total, and what is alive at the fullest moment, by name.
 
 libtpu writes two tables before it makes code, also for a program that does not fit: the allocations (`buffer-assignment`) and
-what is live when (`live-range`, with the peak). The names there are those of instructions. Parameters carry the path of the
-array they are (`state.trained['layers']['q']`); what a program makes on the way is named by the jax operation it comes from,
-and by the parameter of the same dimensions if there is one: a stack of gradients, or a copy in another type.
+what is live when (`live-range`). The fullest moment is found from both: the `peak` that libtpu names leaves out what is carried
+through loops, which for a training step are the saved activations and the gradients. The names there are those of instructions.
+Parameters carry the path of the array they are (`state.trained['layers']['q']`); what a program makes on the way is named by the
+jax operation it comes from, and by the parameter of the same dimensions if there is one: a stack of gradients, or a copy in
+another type.
 """
 
 import re
+from typing import NamedTuple
 
 import msgspec
 
-from podway.rehearse.hlo import Instruction, Module, Shape
+from podway.rehearse.hlo import Computation, Module, Shape
 
 GIB = 2**30
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+),(.*)$", re.MULTILINE)
-_LIVE = re.compile(r"^    ([\w.\-]+)\{([0-9,]*)\}: (\d+) bytes", re.MULTILINE)
+# `value: <3609 while.131{2} (phi) @0> (size=1073741824,offset=105365504): bf16[32,2,4096,2048]...`
+_VALUE = re.compile(
+    r"^ value: <\d+ ([^\s{]+)(?:\{([0-9,]*)\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\)", re.MULTILINE
+)
+_RANGE = re.compile(r"^    ([\w.\-]+)\{([0-9,]*)\}:(\d+)-(\d+)$", re.MULTILINE)
 
 
 class Buffer(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,58 +61,98 @@ class Hbm(msgspec.Struct, frozen=True, kw_only=True):
 def read_memory(assignment: str, live: str, module: Module, limit: int, *, most: int = 24) -> Hbm:
     """The memory of a program from libtpu's two tables and its text."""
     arguments = temporary = 0
-    for size, rest in _ALLOCATION.findall(assignment):
+    placed: list[_Placed] = []
+    ranges = {(name, index): (int(first), int(last)) for name, index, first, last in _RANGE.findall(live)}
+    for allocation in _ALLOCATION.finditer(assignment):
+        size, rest = allocation.groups()
         if (
             "color " in rest or "thread-local" in rest
         ):  # not HBM; operands of a called computation, which lie in its caller's
             continue
         if " parameter " in rest:
             arguments += int(size)
-        else:
-            temporary += int(size)
+            continue
+        temporary += int(size)
+        end = assignment.find("\nallocation ", allocation.end())
+        for name, index, bytes, offset in _VALUE.findall(
+            assignment, allocation.end(), end if end > 0 else len(assignment)
+        ):
+            if (name, index) in ranges:
+                placed.append(
+                    _Placed(int(bytes), (int(allocation.start()), int(offset)), name, index, *ranges[name, index])
+                )
     return Hbm(
         arguments=arguments,
         temporary=temporary,
         limit=limit,
-        buffers=tuple(_at_peak(live, module)[:most]),
+        buffers=tuple(_at_peak(placed, module)[:most]),
     )
 
 
-def _at_peak(live: str, module: Module) -> list[Buffer]:
-    """What is alive at the fullest moment, largest first."""
-    begin = live.find("(peak):")
-    if begin < 0:
-        return []
-    end = live.find("Stack trace", begin)
-    by_name = {one.name: one for computation in module.computations.values() for one in computation}
+class _Placed(NamedTuple):
+    """A value that the program makes: where it lies in HBM, and from which instruction to which."""
+
+    bytes: int
+    place: tuple[int, int]
+    name: str
+    index: str
+    first: int
+    last: int
+
+
+def _fullest(placed: list[_Placed]) -> list[_Placed]:
+    """What is alive at the moment at which most bytes are."""
+    changes: dict[int, int] = {}
+    for one in placed:  # the value that takes a place over begins where the one before it ends
+        changes[one.first] = changes.get(one.first, 0) + one.bytes
+        changes[one.last] = changes.get(one.last, 0) - one.bytes
+    alive = most = moment = 0
+    for time in sorted(changes):
+        alive += changes[time]
+        if alive > most:
+            most, moment = alive, time
+    here = [one for one in placed if one.first <= moment < one.last]
+    return list({one.place: one for one in sorted(here, key=lambda one: one.bytes)}.values())
+
+
+def _at_peak(placed: list[_Placed], module: Module) -> list[Buffer]:
+    """What is alive at the fullest moment, largest first: the arrays that come in, and what the program has made."""
+    where = {one.name: computation for computation in module.computations.values() for one in computation}
     stored: dict[tuple[int, ...], str] = {}
+    found = []
     for array in sorted(module.entry.parameters.values(), key=lambda p: "trained" not in p.op_name):
         if array.shapes and array.op_name and len(array.shapes[0].dims) > 1:
             stored.setdefault(array.shapes[0].dims, array_name(array.op_name))
-    found = []
-    for name, index, size in _LIVE.findall(live, begin, end if end > 0 else len(live)):
-        one = by_name.get(name)
-        if one is None or (one.opcode == "parameter" and one.name not in module.entry.instructions):
-            continue  # what a loop is handed is counted where it comes from
-        buffer = _buffer(module, one, [int(i) for i in index.split(",") if i], int(size), stored)
+        if array.shapes and array.shapes[0].space == 0:
+            name = array_name(array.op_name) or array.name
+            found.append(Buffer(bytes=array.shapes[0].bytes, name=name, shape=str(array.shapes[0]), made=False))
+    for one in _fullest(placed):
+        computation = where.get(one.name)
+        if computation is None:
+            continue
+        buffer = _buffer(module, computation, one, stored)
         if buffer is not None:
             found.append(buffer)
     return sorted(found, key=lambda buffer: -buffer.bytes)
 
 
 def _buffer(
-    module: Module, one: Instruction, index: list[int], size: int, stored: dict[tuple[int, ...], str]
+    module: Module, computation: Computation, value: _Placed, stored: dict[tuple[int, ...], str]
 ) -> Buffer | None:
-    """None for what does not lie in HBM."""
-    if one.opcode == "parameter":
-        return Buffer(bytes=size, name=array_name(one.op_name) or one.name, shape=str(one.shapes[0]), made=False)
+    """None for what does not lie in HBM, and for a tuple's own pointers."""
+    one = source = computation[value.name]
     shape: Shape | None = one.shapes[0] if len(one.shapes) == 1 else None
-    source = one
-    if index and index[0] < len(one.shapes):
-        shape = one.shapes[index[0]]
-        body = module.called(one, "body") if one.opcode == "while" else None
-        if body is not None and body.root.opcode == "tuple" and index[0] < len(body.root.operands):
-            source = body[body.root.operands[index[0]]]
+    index = int(value.index.split(",")[0]) if value.index else None
+    if index is None and len(one.shapes) > 1:
+        return None
+    if index is not None and index < len(one.shapes):
+        shape = one.shapes[index]
+        # What a loop carries is named by what its body makes of it.
+        body = (
+            module.called(one, "body") if one.opcode == "while" else computation if one.opcode == "parameter" else None
+        )
+        if body is not None and body.root.opcode == "tuple" and index < len(body.root.operands):
+            source = body[body.root.operands[index]]
     if shape is not None and shape.space != 0:
         return None
     where = _operation(source.op_name or one.op_name)
@@ -117,7 +164,7 @@ def _buffer(
         name = "saved of every layer for the backward pass"
     else:
         name = where or one.name
-    return Buffer(bytes=size, name=name, shape=str(shape) if shape is not None else "", made=True)
+    return Buffer(bytes=value.bytes, name=name, shape=str(shape) if shape is not None else "", made=True)
 
 
 def _is_saved(path: str, shape: Shape | None) -> bool:

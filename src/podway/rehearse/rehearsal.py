@@ -104,6 +104,12 @@ def training_settings(mesh: MeshShape, training: Training) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _is_changed(training: Training) -> bool:
+    """Whether a step asks for what `maxtext_2023.lower` does not do."""
+    plain = Training(seq=training.seq, batch=training.batch, program=training.program)
+    return training != plain
+
+
 def rehearse_training(model: str, slice: Slice, mesh: MeshShape, training: Training, *, fast: bool) -> Rehearsal:
     """The rehearsal of a plan; a UserError where no program of Podway's does it."""
     if training.compute != "bfloat16" and training.program.name != "podway":
@@ -114,6 +120,11 @@ def rehearse_training(model: str, slice: Slice, mesh: MeshShape, training: Train
     if training.program.name not in ("podway", "maxtext-2023"):
         raise UserError(
             f"Podway has no program of {training.program.name} to compile", "leave --program out, or plan only"
+        )
+    if training.program.name == "maxtext-2023" and _is_changed(training):
+        raise UserError(
+            "Podway's program of maxtext-2023 has one microbatch, AdamW in float32 and computes every layer again",
+            "leave --microbatches, --remat, --offload and --optimizer out, or plan only",
         )
     name: ProgramName = "maxtext-2023" if training.program.name == "maxtext-2023" else "podway"
     return Rehearsal(

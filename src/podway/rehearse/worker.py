@@ -48,7 +48,13 @@ def _rehearse(rehearsal: Rehearsal, folder: str) -> int:
         _send(Parts(names=tuple(engine_parts(rehearsal))))
         return 0
     began = time.monotonic()
-    prepared = prepare(rehearsal)
+    try:
+        prepared = prepare(rehearsal)
+    except UserError:
+        raise
+    except Exception as error:  # jax ends its own traceback with a line that says nothing
+        _send(Compiled(failed=f"lowering ended with {type(error).__name__}: {_one_line(str(error))}"))
+        return 0
     versions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
     key = _key(prepared.lowered, rehearsal, versions)
     seconds = time.monotonic() - began
