@@ -13,7 +13,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 import msgspec
-from tools.bench.rehearsed import MEASUREMENTS, Cell, CompiledStep, rehearsal_of, without_buffers
+from tools.bench.grid import Cell
+from tools.bench.rehearsed import MEASUREMENTS, CompiledStep, rehearsal_of, without_buffers
 
 from podway.catalog.slices import find_slice
 from podway.cli.tables import table

@@ -79,6 +79,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     # The gradient of a matrix goes round in permutes, piece by piece, beside the product that makes it: so libtpu 0.0.51 compiles Podway's
     # step for v5e.
     ringed_gradients: bool
+    rings_of_all: bool  # so it does for v6e, where all chips of a slice are one ring
+    # The gradient of the output matrix is summed over devices at the end of the step: so libtpu 0.0.51 schedules Podway's step for v6e
+    # and tpu7x. Elsewhere it is before the layers go backward.
+    end_sum: bool
+    # What a layer keeps is copied into the stack of all layers, and out of it again, where it is not written there at once: so
+    # libtpu 0.0.51 compiles it for tpu7x (3.6 to 5.2 passes of HBM over it in five steps of Llama 3.2 1B).
+    copies_stacks: bool
+    grouped_float32: bool  # the compiler's grouped products (`ragged_dot`) give float32: on v4; bfloat16 since
     host_bandwidth: float  # bytes/s between HBM and host memory, one way
     host_bytes: float  # of host memory: this device's share
 
@@ -154,6 +162,10 @@ def device_of(generation: str) -> Device:
         matrix_efficiency=_own_rates.get(generation) or _MATRIX_EFFICIENCY.get(generation, _MATRIX_EFFICIENCY[older]),
         late_gradients=generation == "tpu7x",
         ringed_gradients=generation == "v5e",
+        rings_of_all=generation == "v6e",
+        end_sum=generation in ("v6e", "tpu7x"),
+        copies_stacks=generation == "tpu7x",
+        grouped_float32=generation in ("v2", "v3", "v4"),
         host_bandwidth=_HOST_BANDWIDTH.get(generation, _HOST_BANDWIDTH[older]) / per_chip,
         host_bytes=(facts.host_ram or 0) / 4 / per_chip,
     )

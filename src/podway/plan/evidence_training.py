@@ -36,6 +36,7 @@ class Judged(NamedTuple):
     published: float  # seconds
     predicted: float
     unseen: float  # by a rate fitted on the other models alone
+    others: int  # how many those are
 
     @property
     def error(self) -> float:
@@ -112,13 +113,18 @@ def fit_rate(seconds: Callable[[Device], float], generation: str, target: float)
 
 def fitted_rate(generation: str, *, without: str = "") -> float | None:
     """A generation's rate from its calibration rows, but those of one model; None where there is no other."""
+    means = list(_rates(generation, without).values())
+    return exp(sum(means) / len(means)) if means else None
+
+
+def _rates(generation: str, without: str) -> dict[str, float]:
+    """The rate that each model of a generation asks for, as a logarithm."""
     by_model: dict[str, list[float]] = {}
     for row in rows_of("training"):
         ours = find_slice(row["slice"]).generation == generation and row["model"] != without
         if ours and is_calibration("training", row["row"]):
             by_model.setdefault(row["model"], []).append(log(needed_rate(row["row"])))
-    means = [sum(values) / len(values) for values in by_model.values()]
-    return exp(sum(means) / len(means)) if means else None
+    return {model: sum(values) / len(values) for model, values in by_model.items()}
 
 
 @cache
@@ -132,7 +138,10 @@ def judged_training() -> tuple[Judged, ...]:
         unseen = seconds_on(row, msgspec.structs.replace(device_of(generation), matrix_efficiency=rate))
         predicted = training_plan(row).time.total
         kept = is_calibration("training", row["row"])
-        found.append(Judged(row["row"], row["model"], generation, kind_of(row), kept, published, predicted, unseen))
+        others = len(_rates(generation, row["model"]))
+        found.append(
+            Judged(row["row"], row["model"], generation, kind_of(row), kept, published, predicted, unseen, others)
+        )
     return tuple(found)
 
 

@@ -83,7 +83,7 @@ def _remat() -> str:
     lines = []
     for name, saved in REMAT.items():
         training = Training(seq=8192, batch=16, remat=name)
-        memory = train_memory(shape, mesh, training, device_of("v6e").hbm_limit)
+        memory = train_memory(shape, mesh, training, device_of("v6e").hbm_limit, device=device_of("v6e"))
         again = sorted(needed_again(shape, training) & {"q", "k", "v", "o", "gate", "up", "down"})
         lines.append(
             f"  {name:<17} keeps {', '.join(saved) or 'the input of each layer only':<42} "

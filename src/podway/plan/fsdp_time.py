@@ -35,6 +35,7 @@ class ProductTime(NamedTuple):
     weights: float
     forward: float
     gradient: float
+    grouped: bool = False  # of experts: its gradient is made whole, and waited for
 
 
 # Generations whose gathers are pieces of the product before them (the flag `fuse_all_gather`, which libtpu refuses elsewhere): forward each
@@ -72,21 +73,25 @@ def fsdp_traffic(
         exposed = seconds
         if (device.generation, "reduce") in training.program.beside:
             exposed = max(0.0, seconds - times * backward)
-        if _ringed(training, device):
+        if _ringed(training, device, mesh):
             whole = _one_ring(mesh)
             exposed = times * sum(
-                _ring_waits(one, size * one.weights, placement.fsdp, device, whole=whole) for one in products
+                _sum_seconds(training, device, placement, size * one.weights)
+                if one.grouped
+                else _ring_waits(one, size * one.weights, placement.fsdp, device, whole=whole)
+                for one in products
             )
         found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=exposed))
     return found
 
 
-def _ringed(training: Training, device: Device) -> bool:
-    """Whether gradients go round in permutes beside the product that makes them."""
-    return device.ringed_gradients and training.program.gradients == "rings"
+def _ringed(training: Training, device: Device, mesh: MeshShape) -> bool:
+    """Whether gradients go round in permutes beside the product that makes them: on v5e, and on v6e round all chips of a small slice."""
+    ringed = device.ringed_gradients or (device.rings_of_all and _one_ring(mesh))
+    return ringed and training.program.gradients == "rings"
 
 
-# Chips of a v5e slice whose devices jax puts in the order of one closed ring (`mesh_utils`): 2x4 and 4x4.
+# Chips of a v5e or v6e slice whose devices jax puts in the order of one closed ring (`mesh_utils`): 2x4 and 4x4.
 _RING_OF_ALL = 16
 
 
@@ -124,12 +129,14 @@ def ring_sums(
     Four pieces go round at once: one sent and one summed, each way. Half of VMEM holds them; what is beyond that is read, added
     and written. (Counted in compiled steps: 3 passes over a matrix with pieces of 42 MB, 0.85 with 21 MB, none with 7 MB.)
     """
-    if mesh.fsdp == 1 or training.adapters is not None or not _ringed(training, device):
+    if mesh.fsdp == 1 or training.adapters is not None or not _ringed(training, device, mesh):
         return 0.0
     size, passed = fsdp.size if _one_ring(mesh) else fsdp.rings[0].size, 0.0
     if size == 2:
         return 0.0
     for one in products:
+        if one.grouped:
+            continue
         moved = training.program.gradient_bytes * one.weights
         beyond = (4 * moved / size - VMEM_BYTES / 2) / (VMEM_BYTES / 2)
         passed += 3 * moved * min(1.0, max(0.0, beyond))
@@ -146,7 +153,7 @@ def head_traffic(
     head = float(weights) * training.microbatches
     ends = placement.fsdp.gather_seconds(COMPUTE_BYTES * head, device)
     # Where rings carry the layers' gradients, nothing runs beside the output matrix, and its gradient is all-reduced.
-    alone = _ringed(training, device) and (_one_ring(mesh) or placement.fsdp.rings[0].size > 2)
+    alone = _ringed(training, device, mesh) and (_one_ring(mesh) or placement.fsdp.rings[0].size > 2)
     beside = (device.generation, "gather") in training.program.beside and not alone
     found.append(Traffic(axis="fsdp", direction="gather", seconds=ends, exposed=0.0 if beside else ends))
     if training.adapters is None:

@@ -6,12 +6,13 @@ fuller one counts: the end of the forward pass, with `logits`, before there are 
 a layer, with all gradients and `temp`, its working set: gathered weights, the gradient of them before it is reduced, and
 what flows through the layer.
 
-Against programs as libtpu 0.0.51 compiles them (published/compiled_hbm.csv: the 16B-128B jobs; docs/measurements: Podway's own
-trainer over a grid of models and meshes) this is within 10%.
+How the compiler schedules a step differs by generation (`Device`): where gradients of weights are made late, where that of the output
+matrix is summed at the end. Against programs as libtpu 0.0.51 compiles them (published/compiled_hbm.csv: the 16B-128B jobs;
+docs/measurements: Podway's own trainer over a grid of models and meshes) this is within 5%; docs/planning.md has the table.
 """
 
 from functools import cache, lru_cache
-from math import ceil, prod
+from math import prod
 from typing import Literal
 
 import msgspec
@@ -19,13 +20,18 @@ import msgspec
 from podway.model.layout import TRAIN_RULES, MeshShape, params_per_chip, shard_dims, shard_shape
 from podway.model.params import activations, params
 from podway.model.shape import ModelShape, layer_kinds
-from podway.plan.chips import LANES, SUBLANES
-from podway.plan.products import head_product, layer_weights, widths
-from podway.plan.training import BYTES, COMPUTE_BYTES, Adapters, Training, spare_rows
+from podway.plan.chips import LANES, Device
+from podway.plan.products import head_product, layer_weights
+from podway.plan.training import BYTES, COMPUTE_BYTES, Adapters, Training
+from podway.plan.working_set import backward_bytes, loss_bytes, loss_of
 
 GIB = 2**30
-SPREAD = 0.09  # the largest error over the grid of compiled steps (docs/planning.md); `make bench-plan` holds the planner to it
-_WHOLE = 1.02  # HBM over the part of it that a program may use: 1.003 (v5p) to 1.024 (v6e)
+# How far above the limit a step is said to be close to it: published steps of MaxText that ran are up to 7.4% above. Podway's own
+# compiled steps are within 5% (docs/planning.md; `make bench-plan` holds the planner to it).
+SPREAD = 0.09
+# Filled to more than this, the compiler orders a step for memory: sums and kernels' residuals do not wait. (Llama 3.2 1B on v6e-8, 256
+# sequences of 4096: 22.5 GiB of 31.2 where an order like that of smaller batches would take 28.)
+_TIGHT, _HOPELESS = 0.85, 2.0
 
 
 Verdict = Literal["fits", "close", "does not fit"]
@@ -95,34 +101,49 @@ def train_memory(
     *,
     usable: int | None = None,
     host_limit: float = float("inf"),
-    late: bool = False,
-    ringed: bool = False,
+    device: Device | None = None,
 ) -> Memory:
-    """What one device holds at the peak of a step; `usable` is its HBM where the limit is set below it, `late` whether weight
-    gradients wait until the end of a layer (`Device.late_gradients`), `ringed` whether they are made piece by piece."""
-    # Attention whose result is kept is not computed again before the MLP goes backward: gradients are made late there too.
-    late = late or bool(training.offload) or ("context" in training.saved and "mlp_in" not in training.saved)
-    # Where attention is computed again its gradients are made beside the MLP's, and a whole one's worth of pieces exists.
-    ringed = ringed and mesh.fsdp > 1 and "context" in training.saved and training.program.gradients == "rings"
-    tokens = training.tokens_per_device(mesh)
+    """What one device holds at the peak of a step; `usable` is its HBM where the limit is set below it, `device` what decides how the
+    compiler schedules the step: one that does nothing special where it is left out."""
+    tokens, whole = training.tokens_per_device(mesh), usable or limit
     weights, optimizer, gradients = _state(shape, mesh, training)
+    summed = _whole_sum(shape, mesh, training, device)
     outside = tokens * saved_bytes_per_token(shape, mesh, training.offload) if training.offload else 0.0
-    return Memory(
+    early, loss = _early(gradients, training), loss_of(shape, mesh, training, tokens, whole)
+
+    first = Memory(
         weights=weights,
         optimizer=optimizer,
-        gradients=gradients,
+        gradients=gradients + summed,
         # What is offloaded passes through HBM: that of the next layer comes while this one goes backward. In a parallel block the
         # layer's own waits until then, because its MLP goes backward first.
         saved=tokens * saved_bytes_per_token(shape, mesh, training.held)
         + _kept_weights(shape, mesh, training)
         + outside / shape.layers * (2 if shape.block == "parallel" else 1),
-        logits=_logits(shape, mesh, training, tokens, usable or limit),
-        temp=_temp(shape, mesh, training, tokens, late=late, ringed=ringed),
+        logits=loss_bytes(shape, mesh, training, tokens, loss, device),
+        temp=backward_bytes(shape, mesh, training, tokens, loss, device, tight=False),
         limit=limit,
-        early=_early(gradients, training),
+        early=None if early is None else early + summed,
         host=outside,
         host_limit=host_limit,
     )
+    if _TIGHT * whole < first.total < _HOPELESS * whole:
+        temp = backward_bytes(shape, mesh, training, tokens, loss, device, tight=True)
+        return msgspec.structs.replace(first, temp=temp)
+    return first
+
+
+def _whole_sum(shape: ModelShape, mesh: MeshShape, training: Training, device: Device | None) -> float:
+    """Bytes of the sum over microbatches of the output matrix's gradient that exist beside a device's own part of it.
+
+    Where that gradient is summed over devices at the end, so is the sum over microbatches: over a slice of 4x4 it is whole, over a
+    larger one it is summed along one axis before.
+    """
+    if device is None or not device.end_sum or training.microbatches == 1 or training.adapters is not None:
+        return 0.0
+    if shape.embedding.tied or training.program.gradients != "rings":
+        return 0.0
+    return BYTES["float32"] * head_product(shape, mesh.tensor).weights / (1 if mesh.fsdp <= 16 else 4)
 
 
 def _early(gradients: float, training: Training) -> float | None:
@@ -248,87 +269,3 @@ def _kept_weights(shape: ModelShape, mesh: MeshShape, training: Training) -> flo
         return 0.0
     kinds = layer_kinds(shape)
     return COMPUTE_BYTES * sum(kind.layers * layer_weights(kind, mesh.tensor, mesh.expert) for kind in kinds)
-
-
-def _logits(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, usable: int) -> float:
-    """float32 logits of a chunk, and a quarter for what their place wastes (none in small programs, a half in large ones);
-    the gathered output matrix and its gradient; the last layer's output and its gradient, in bfloat16 and float32."""
-    head = head_product(shape, mesh.tensor)
-    logits, parts = training.program.logits_bytes * tokens * head.columns, 1
-    if training.program.logits_share is not None:
-        room = training.program.logits_share * usable * _WHOLE
-        parts = _chunks(training.seq // mesh.context, ceil(logits / room))
-    copies = 2 if misaligned(shape, mesh) else 1  # gathered in one tiling, used in another
-    held = head.weights * copies * COMPUTE_BYTES + 8 * tokens * shape.d_model
-    if training.adapters is not None:
-        return held + 1.25 * logits / parts
-    if parts == 1 and training.program.casts_once:  # the gradient is made at once, when the float32 logits are gone
-        return held + max(1.25 * logits, 0.5 * logits + head.weights * COMPUTE_BYTES)
-    # Summed over the chunks in float32; where it is also added to the sum over microbatches, a part of it exists twice.
-    twice = 1.5 if training.microbatches > 1 and not shape.embedding.tied else 1.0
-    return held + 1.25 * logits / parts + twice * head.weights * BYTES["float32"]
-
-
-@cache
-def _chunks(length: int, least: int) -> int:
-    """The fewest equal parts of a sequence that are at least this many (podway.train.loss.choose_chunks)."""
-    return next((n for n in range(max(1, least), length + 1) if length % n == 0), max(1, length))
-
-
-def _temp(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, *, late: bool, ringed: bool) -> float:
-    """The working set of the fullest kind of layer while it goes backward."""
-    return max(_layer_temp(kind, mesh, training, tokens, late=late, ringed=ringed) for kind in layer_kinds(shape))
-
-
-def _layer_temp(
-    shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, *, late: bool, ringed: bool
-) -> float:
-    gathered = COMPUTE_BYTES * layer_weights(shape, mesh.tensor, mesh.expert)
-    stored = training.adapters.base if training.adapters else training.params
-    copies = 1.0 if mesh.fsdp > 1 or stored != "bfloat16" else 0.0  # the weights of the layer as they are used
-    held = 0.0
-    if training.adapters is None:
-        # Their gradient, before it is reduced: of experts one matrix after the other, as where activations come from host memory.
-        copies += 1 / 3 if shape.experts else 0.0 if training.offload or ringed else 1.0
-        # Where they are made late, the sum of the output matrix's gradient waits as well, until all layers are done.
-        held = head_product(shape, mesh.tensor).weights * BYTES["float32"] if late else 0.0
-    if misaligned(shape, mesh):
-        copies += 1.0  # gathered in one tiling, used in another
-    flow = flow_width(shape, mesh.tensor, mesh.expert, training.saved, late=late)
-    return held + gathered * copies + COMPUTE_BYTES * tokens * flow
-
-
-@lru_cache(maxsize=2048)
-def flow_width(shape: ModelShape, tensor: int, expert: int, saved: tuple[str, ...], *, late: bool) -> float:
-    """Numbers a token needs at once while a layer goes backward, as libtpu 0.0.51 schedules it.
-
-    The stream four times whole (input, norm and the gradients of both); in a tensor group each of two branches also gathers the
-    stream and its gradient. Beside it the fuller one of two moments: the MLP goes backward, while queries, keys, values and
-    attention's result, which it stands on, wait to be used again; or attention does, whose rotation takes queries apart into
-    float32 halves of a head, each of whole rows of lanes. `late`: weight gradients are made at the end of the layer, so that what
-    they are made of is there in both (`train_memory` says where).
-    """
-    width = widths(shape, tensor, expert)
-    heads, pairs = _in_lanes(shape, tensor, shape.heads), _in_lanes(shape, tensor, shape.kv_heads)
-    mlp = 2 * width["mlp_in"]
-    if shape.experts:
-        # Three tensors of an expert's width and five of the stream's for each row.
-        spare = spare_rows(expert)
-        mlp = spare * (1.5 * width["mlp_in"] + 5 * shape.experts.per_token * shape.d_model)
-    gathered = 4 if tensor > 1 and shape.block != "parallel" else 0
-    waiting = (0.0 if "qkv" in saved else heads + 2 * pairs) + (0.0 if "context" in saved else heads)
-    if shape.block == "parallel":
-        waiting = 0.0  # there the MLP goes backward before attention is computed again
-    turned = 7 * heads if shape.rope is not None else 2 * heads
-    return (4 + gathered) * shape.d_model + (mlp + waiting + turned if late else max(mlp + waiting, turned))
-
-
-def _in_lanes(shape: ModelShape, tensor: int, heads: int) -> float:
-    """Numbers of these heads of a token on a device, in tiles whose rows have 128 lanes."""
-    each = heads // tensor if heads % tensor == 0 else heads
-    return float(each * -(-shape.d_head // LANES) * LANES)
-
-
-def misaligned(shape: ModelShape, mesh: MeshShape) -> bool:
-    """Whether fsdp cuts d_model into shards that are no whole tiles of rows, so that a gathered weight must be copied."""
-    return mesh.fsdp > 1 and shape.d_model % mesh.fsdp == 0 and shape.d_model // mesh.fsdp % SUBLANES != 0

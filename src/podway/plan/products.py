@@ -66,6 +66,14 @@ class Product(NamedTuple):
         each = self.pass_seconds(tokens, device, training)
         return passes[0] * each[0] + passes[1] * each[1] + passes[2] * each[2]
 
+    def _cast(self, rows: float, place: int) -> float:
+        """Elements that are cast for (the product, its input's gradient, its weights') where operands are quantised once: the input, if
+        no product before has it; the gradient of the result, for each of the other two by other scales. Weights are cast before
+        they are gathered."""
+        if place == 0:
+            return 0.0 if self.name in _SHARED_INPUTS else rows * self.inner
+        return rows * self.columns
+
     def pass_seconds(
         self, tokens: float, device: Device, training: Training | None = None
     ) -> tuple[float, float, float]:
@@ -91,8 +99,12 @@ class Product(NamedTuple):
             else:
                 padded = rows * k * n / device.tile_efficiency(*dims)
             work = 2.0 * padded / device.product_rate(kind)
-            found.append(self.copies * (max(work, moved) + _quantising(dims, kind, device)))
+            cast = self._cast(rows, place) if program and program.quantises_once else dims[1] * (dims[0] + dims[2])
+            found.append(self.copies * (max(work, moved) + _quantising(cast, kind, device)))
         return found[0], found[1], found[2]
+
+
+_SHARED_INPUTS = ("k", "v", "up", "experts_up", "shared_up")  # of q and of gate: quantised there
 
 
 @cache
@@ -116,12 +128,11 @@ def _padded(rows: float, sides: tuple[int, int], groups: int, tile: tuple[int, i
     return visited * ceil(inner / inside) * inside * ceil(columns / across) * across
 
 
-def _quantising(dims: tuple[float, float, float], kind: str, device: Device) -> float:
-    """Seconds to cast both operands of a product: read in bfloat16 and written in a byte, with their largest values read before."""
+def _quantising(cast: float, kind: str, device: Device) -> float:
+    """Seconds to cast so many elements: read in bfloat16 and written in a byte, with their largest values read before."""
     if kind == "bfloat16" or device.product_rate(kind) == device.matrix_rate:
         return 0.0
-    rows, inner, columns = dims
-    return (2 * COMPUTE_BYTES + 1) * inner * (rows + columns) / device.hbm_bandwidth
+    return (2 * COMPUTE_BYTES + 1) * cast / device.hbm_bandwidth
 
 
 def dispatch_seconds(shape: ModelShape, training: Training, device: Device, tokens: float) -> float:
@@ -159,6 +170,12 @@ def _layer_products(shape: ModelShape, tensor: int, expert: int) -> tuple[Produc
 def layer_weights(shape: ModelShape, tensor: int, expert: int) -> float:
     """Elements of a layer's matrices on one device, fsdp gathered."""
     return float(sum(product.weights for product in _layer_products(shape, tensor, expert)))
+
+
+@cache
+def largest_matrix(shape: ModelShape, tensor: int, expert: int) -> float:
+    """Elements of the largest of them."""
+    return float(max(product.weights for product in _layer_products(shape, tensor, expert)))
 
 
 def _product(param: Param, shape: ModelShape, mesh: MeshShape) -> Product:

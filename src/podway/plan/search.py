@@ -309,8 +309,7 @@ def _with_mesh(
         limit=limit,
         usable=device.hbm_limit,
         host_limit=device.host_bytes,
-        late=device.late_gradients,
-        ringed=device.ringed_gradients,
+        device=device,
     )
     for choices in _policies(options, base, thorough=thorough):
         if any(plan.training.microbatches == 1 and "qkv" in plan.training.saved for plan in plans):

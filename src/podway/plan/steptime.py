@@ -29,10 +29,11 @@ from podway.plan.chips import (
 )
 from podway.plan.fsdp_time import ProductTime, Traffic, fsdp_traffic, head_traffic, ring_sums
 from podway.plan.kernels import blocks_of
-from podway.plan.memory import adapter_params, held_params, misaligned, saved_bytes_per_token
+from podway.plan.memory import adapter_params, held_params, saved_bytes_per_token
 from podway.plan.network import MeshPlacement, dcn_reduce_seconds
 from podway.plan.products import Product, dispatch_seconds, head_product, layer_products, needed_again, widths
 from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training, spare_rows
+from podway.plan.working_set import misaligned
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,11 +115,19 @@ def step_time(
     if data:
         traffic.append(Traffic(axis="data", direction="reduce", seconds=data, exposed=data))
     spent["matrix"] += training.microbatches * loss
-    spent["hbm"] += training.microbatches * loss_hbm + update
+    spent["hbm"] += training.microbatches * (loss_hbm + _stacking(shape, mesh, training, device, tokens)) + update
     dcn = dcn_reduce_seconds(reduced, mesh.slices, device)
     one = StepTime(traffic=_summed(traffic), dcn=dcn, straggler=0.0, **spent)
     waits = one.total * STRAGGLER_LOSS_PER_DOUBLING * log2(mesh.slices)
     return msgspec.structs.replace(one, straggler=waits)
+
+
+def _stacking(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float) -> float:
+    """Seconds that kept activations take to be copied into the stack of all layers, and out of it again: read and written, twice."""
+    if not device.copies_stacks or training.program.gradients != "rings":
+        return 0.0
+    kept = tuple(name for name in training.held if name != "residual")
+    return 4 * tokens * saved_bytes_per_token(shape, mesh, kept) / device.hbm_bandwidth if kept else 0.0
 
 
 def _summed(traffic: list[Traffic]) -> tuple[Traffic, ...]:
@@ -143,7 +152,7 @@ def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Devic
         gradient *= trained
         forward += once
         backward += once * (product.name in again) + back + gradient
-        each.append(ProductTime(float(product.weights), once, gradient))
+        each.append(ProductTime(float(product.weights), once, gradient, product.name.startswith("experts")))
     dispatch = dispatch_seconds(shape, training, device, tokens)
     forward += dispatch
     backward += dispatch * (2 + ("mlp_in" not in training.saved))
@@ -274,12 +283,17 @@ def _traffic(
         for direction, each in zip(("gather", "reduce"), both, strict=True):
             found.append(Traffic(axis="tensor", direction=direction, seconds=times * each, exposed=times * each))
     if mesh.context > 1:
-        # Keys and values of the whole sequence come to every device; their gradients go back.
+        # Keys and values of the whole sequence come to every device; their gradients go back, all-reduced and then cut.
         pairs = COMPUTE_BYTES * tokens * mesh.context * (shape.d_head + shape.d_value) * _kv_heads(shape, mesh.tensor)
         again = 0 if "context" in training.saved else 1
         once = placement.context.gather_seconds(pairs, device)
-        for direction, count in (("gather", 1 + again + 1), ("reduce", 1)):
-            seconds = times * count * once
+        # Each device has a piece of every sequence: gradients of weights are summed over the group before they are scattered.
+        summed = 0.0
+        if training.adapters is None:
+            moved = training.program.gradient_bytes * sum(one.weights for one in layer.products)
+            summed = placement.context.reduce_seconds(moved, device)
+        for direction, each in (("gather", (1 + again + 1) * once), ("reduce", 2 * once + summed)):
+            seconds = times * each
             found.append(Traffic(axis="context", direction=direction, seconds=seconds, exposed=seconds))
     if mesh.expert > 1 and shape.experts is not None:
         # Rows go to the chips of their experts and answers come back: forward, once more in the backward pass, which computes

@@ -72,6 +72,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     # Rows, inner and columns of a tile of grouped products (dropless experts); None: the compiler chooses (`products.py`).
     expert_tile: tuple[int, int, int] | None = None
     gathers_bytes: bool = False  # weights of quantised products are gathered as they are multiplied; else in bfloat16
+    quantises_once: bool = (
+        False  # quantised inputs and weights are used again in the backward pass; else each product casts its own
+    )
     weight_gradient: Compute | None = None  # precision of weight gradients where products are quantised; None: the same
     # How gradients of split weights are summed: scattered along one ring of the torus after the other, or all-reduced
     # over all of them at once and then cut.
@@ -97,7 +100,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PODWAY = Program(
-    name="podway", gathers_bytes=True, attention_block=None, attention_fused=None
+    name="podway", gathers_bytes=True, quantises_once=True, attention_block=None, attention_fused=None
 )  # podway.train: sharding.py, step.py, loss.py
 # MaxText of October 2023, which the 16B-128B table was measured with: a kernel without causal skipping; gradients
 # all-reduced whole, in float32 (1.34 GB for a matrix of 10240 x 32768), and then sliced; all logits at once. Facts:
@@ -167,12 +170,14 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     program: Program = PODWAY
 
     def __post_init__(self) -> None:
-        for name in ("seq", "batch", "microbatches"):
+        # A search makes tens of thousands of these: what is right is seen at once.
+        for name in ("seq", "batch", "microbatches") if min(self.seq, self.batch, self.microbatches) < 1 else ():
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}", f"{name} must be at least 1")
         if self.adapters is not None and self.adapters.rank < 1:
             raise UserError(f"LoRA rank is {self.adapters.rank}", "a rank is at least 1; 8 to 64 are usual")
-        saved_names(self.remat)
+        if self.remat not in REMAT:
+            saved_names(self.remat)
         for name in self.offload:
             if name not in OFFLOADABLE:
                 raise UserError(f"offload {name!r} is not known", f"use names of {', '.join(OFFLOADABLE)}")
@@ -201,7 +206,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def saved(self) -> tuple[str, ...]:
         """Names of the tensors that remat keeps, in HBM or in host memory."""
-        return (*saved_names(self.remat), *self.offload) if self.offload else saved_names(self.remat)
+        kept = REMAT.get(self.remat)
+        kept = saved_names(self.remat) if kept is None else kept
+        return (*kept, *self.offload) if self.offload else kept
 
     @property
     def held(self) -> tuple[str, ...]:

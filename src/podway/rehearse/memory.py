@@ -95,7 +95,7 @@ class _Placed(NamedTuple):
     bytes: int
     place: tuple[int, int]
     name: str
-    index: str
+    part: str  # of a tuple: its place
     first: int
     last: int
 
@@ -142,7 +142,7 @@ def _buffer(
     """None for what does not lie in HBM, and for a tuple's own pointers."""
     one = source = computation[value.name]
     shape: Shape | None = one.shapes[0] if len(one.shapes) == 1 else None
-    index = int(value.index.split(",")[0]) if value.index else None
+    index = int(value.part.split(",")[0]) if value.part else None
     if index is None and len(one.shapes) > 1:
         return None
     if index is not None and index < len(one.shapes):
