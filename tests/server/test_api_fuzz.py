@@ -131,7 +131,7 @@ def request(rng: random.Random) -> tuple[str, str, bytes | None]:
     path = path.replace("{project}", rng.choice(["p", "%2F", "x" * 200]))
     path = path.replace("{rehearsal}", rng.choice(["0" * 16, "%00", "x"]))
     path = path.replace("{token}", rng.choice(["0123456789ab", "%00", "x"]))
-    if path.endswith("/watch"):  # of a job that nothing drives here: to its end would be for ever
+    if path.endswith(("/watch", "/metrics")):  # of a job that nothing drives here: to its end would be for ever
         path += "?follow=false"
     if rng.random() < 0.3:
         names = ["wait", "past", "after", "limit", "rank", "tail"]
