@@ -13,6 +13,7 @@ from podway.task.task import (
     LocalDir,
     Placement,
     Recovery,
+    Registry,
     Resources,
     ServiceSpec,
     Task,
@@ -154,3 +155,10 @@ def test_what_a_launch_refuses_is_said_before() -> None:
 def test_a_program_cannot_lead_a_mount_elsewhere(target: str) -> None:
     task = Task(file_mounts=(FileMount(target=target, source=LocalDir(path="/x")),))
     assert remarks(task, NOTHING, simulated=False).refusal is not None
+
+
+def test_a_login_to_a_registry_is_not_ignored_where_pods_pull_the_image() -> None:
+    task = Task(run="x", registry=Registry(username="u", password_secret="P"))
+    found = remarks(task, row_of("gke").capabilities, simulated=False).refusal
+    assert found is not None and "registry_auth is not used here" in found.what and "pull_secret" in found.hint
+    assert remarks(task, row_of("ssh").capabilities, simulated=False).refusal is None

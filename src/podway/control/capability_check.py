@@ -44,7 +44,9 @@ def remarks(
         return _remarks_of_groups(parts, capabilities, simulated=simulated, setup=setup, no_image=no_image)
     refusal = _escape_refusal(task) or _bucket_refusal(task, capabilities, simulated)
     refusal = refusal or _volume_refusal(task, capabilities, simulated)
-    refusal = refusal or (_image_refusal(task, no_image) if no_image else None) or _command_refusal(task, capabilities)
+    refusal = (
+        refusal or (_image_refusal(task, no_image) if no_image else None) or _host_image_refusal(task, capabilities)
+    )
     if refusal is None and simulated:
         refusal = _path_refusal(task)
     return Remarks(refusal=refusal, notes=tuple(_notes(task, capabilities, simulated, setup)))
@@ -109,8 +111,16 @@ def _image_refusal(task: Task, why: str) -> UserError | None:
     )
 
 
-def _command_refusal(task: Task, capabilities: frozenset[str]) -> UserError | None:
-    if "hosts-of-image" not in capabilities or not runs_image_command(task):
+def _host_image_refusal(task: Task, capabilities: frozenset[str]) -> UserError | None:
+    """Of hosts that are made of the image before any of the task is there."""
+    if "hosts-of-image" not in capabilities:
+        return None
+    if task.registry is not None:
+        return UserError(
+            "registry_auth is not used here: pods are made before any of the task is there",
+            "make a pull secret of it, and name that in gke.yaml: pull_secret",
+        )
+    if not runs_image_command(task):
         return None
     return UserError("the image's own command is not known here", "write it into `commands`")
 
