@@ -46,17 +46,17 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax-gp
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from h200_check import check, check_tokens
 from h200_engines import PEAK, decode_limit, decode_seconds, int8_part, lora_part, random_tree, speculate_part
 
-from podway.model.decoder import Compute
 from podway.model.families import find_model
-from podway.model.layout import SERVE_RULES, MeshShape
+from podway.model.layout import MeshShape
 from podway.model.params import matrix_count
 from podway.model.shape import ModelShape
 from podway.serve.batcher import Batcher, Request
-from podway.serve.build import Options, budget, device_bytes, limits_for
+from podway.serve.build import Options, budget, compute_for, device_bytes, limits_for
 from podway.serve.cache_layout import Backend, Plan
 from podway.serve.engine import Engine
 from podway.serve.weight_layout import fuse, unstack
@@ -113,7 +113,8 @@ def whole_engine(report: Report, shape: ModelShape, tree: object, tiny: bool) ->
         backend: Backend = "reference" if tiny else BACKEND[0]
         shown, pages = budget(shape, options, MeshShape(), device_bytes())
         limits = limits_for(shape, options, backend, pages)
-        compute = Compute(dtype=jnp.bfloat16, rules=SERVE_RULES, kernel="reference")
+        options = msgspec.structs.replace(options, backend=backend, dtype="bfloat16")
+        compute = compute_for(options, limits.max_len, turned=True)
         plan = Plan(backend, shape.layers, pages, limits.page, shape.kv_heads, shape.d_head, jnp.bfloat16)
         ENGINE.append(Engine(shape, tree, limits, compute=compute, plan=plan))
         begun = time.monotonic()

@@ -25,12 +25,14 @@ def arguments(pattern: Pattern, real: list[bool]) -> list[object]:
     return [np.int32(1), q, k, v, cells, TABLES, at, pattern, np.bool_(pattern.window is not None)]
 
 
-@pytest.mark.parametrize("programs", [1, 528])  # one split, and as many as there are pages
+# One split, and as many as there are pages, joined by the compiler and by a kernel.
+@pytest.mark.parametrize(("programs", "by_compiler"), [(1, 4), (528, 4), (528, 1)])
 @pytest.mark.parametrize("pattern", every(3, PATTERNS))
 def test_it_stores_and_sees_what_the_reference_does(
-    pattern: Pattern, programs: int, monkeypatch: pytest.MonkeyPatch
+    pattern: Pattern, programs: int, by_compiler: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_nvidia, "_PROGRAMS", programs)
+    monkeypatch.setattr(decode_nvidia, "_SPLITS_OF_ONE_KERNEL", by_compiler)
     made, *_ = filled(plan_for("reference"), TABLES, LENGTHS, layer=1)
     given = arguments(pattern, [True, True, True])
     plain, expected = _step(plan_for("reference"), made, *given)

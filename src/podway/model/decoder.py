@@ -13,6 +13,8 @@ Three doors for those who build on it, all in `Compute`:
   project  how a layer multiplies by one of its matrices (LoRA and int8 weights come in here)
   remat    which named tensors are kept for the backward pass (`remat.py`)
 
+And one for a server on one GPU: `add_norm`, the sum of the residual stream and the norm after it as one operation.
+
 And one argument of `run_layers`: `attend`. The trainer's attention sees whole sequences; the serving engine passes its
 own, which writes keys and values to its pages and reads them back. It is called once in the scan's body as
 
@@ -54,12 +56,14 @@ class Layer(NamedTuple):
 
 
 Carry = Any  # a pytree that is threaded through the layers
+Stream = tuple[jax.Array, jax.Array | None, Carry]  # between layers: x, what is still to be added to it, the carry
 Turn = Callable[[jax.Array, jax.Array], jax.Array]  # queries or keys, and whether the layer is windowed
 Attend = Callable[[jax.Array, jax.Array, jax.Array, Layer, Carry], tuple[jax.Array, Carry]]
 Gather = Callable[[Param, jax.Array], jax.Array]
 Project = Callable[[str, jax.Array, Weights, int], jax.Array]
 Widen = Callable[[str, Weights], jax.Array]
 Head = Callable[[jax.Array, Tree], jax.Array]
+AddNorm = Callable[[jax.Array, jax.Array, jax.Array, Norm], tuple[jax.Array, jax.Array]]
 
 
 def contract(name: str, x: jax.Array, weights: Weights, inputs: int) -> jax.Array:
@@ -91,6 +95,7 @@ class Compute:
     capacity: Capacity = DROPLESS  # of what chips that hold different experts send to each other
     head: Head | None = None  # logits of an untied head, in float32; None: by the head as it is stored
     longest: int | None = None  # positions are below this; None: below the model's `max_position`
+    add_norm: AddNorm | None = None  # (x + added, the norm of it by this weight); None: left to the compiler
 
 
 class Output(NamedTuple):
@@ -197,32 +202,38 @@ def run_layers(
     counted_BS: jax.Array | None = None,
 ) -> tuple[jax.Array, Carry, jax.Array]:
     """All layers, by scan or written out: (x, carry, usage of the experts by the counted tokens, see `Routing`)."""
-    turn = _rotation(shape, positions_BS, compute.longest or shape.max_position)
+    turn = _rotation(shape, positions_BS, compute)
     gather = _gatherer(shape, compute)
     windowed = jnp.asarray([window is not None for window in shape.layer_windows])
 
-    def body(state: tuple[jax.Array, Carry], here: tuple[Weights, Layer]) -> tuple[tuple[jax.Array, Carry], jax.Array]:
-        x, carry = state
+    # Written out for one device, what a layer adds is left to the norm of the next one, which sums and norms at once.
+    later = compute.add_norm is not None and not isinstance(tree["layers"], dict)
+
+    def body(state: Stream, here: tuple[Weights, Layer]) -> tuple[Stream, jax.Array]:
+        x, added, carry = state
         stored, layer = here
         x = mark(x, "residual")
         weights = {name: gather(f"layers/{name}", array) for name, array in stored.items()}
-        x, carry, usage = _layer(x, weights, layer, carry, turn, shape, compute, attend_with, counted_BS)
-        return (constrain(x, ("batch", "length", "act_embed"), compute.rules), carry), usage
+        x, added, carry, usage = _layer(x, added, weights, layer, carry, turn, shape, compute, attend_with, counted_BS)
+        if later:
+            return (x, added, carry), usage
+        return (constrain(x + added, ("batch", "length", "act_embed"), compute.rules), None, carry), usage
 
     if compute.remat is not None:
         body = jax.checkpoint(body, policy=compute.remat, prevent_cse=False)
     layers = Layer(jnp.arange(shape.layers, dtype=jnp.int32), windowed)
     if isinstance(tree["layers"], dict):
-        (x_BSD, carry), usages = jax.lax.scan(body, (x_BSD, carry), (tree["layers"], layers))
+        begin: Stream = (x_BSD, None, carry)
+        (x_BSD, _, carry), usages = jax.lax.scan(body, begin, (tree["layers"], layers))
         return x_BSD, carry, usages.sum(axis=0)
     # A list of single layers is written out: where the compiler would copy a layer's weights out of the stack at each
     # turn of a scan, a step that is bound by reading them takes longer.
-    each = []
+    each, added = [], None
     for number, weights in enumerate(tree["layers"]):
         here = Layer(layers.number[number], layers.windowed[number])
-        (x_BSD, carry), usage = body((x_BSD, carry), (weights, here))
+        (x_BSD, added, carry), usage = body((x_BSD, added, carry), (weights, here))
         each.append(usage)
-    return x_BSD, carry, jnp.stack(each).sum(axis=0)
+    return x_BSD if added is None else x_BSD + added, carry, jnp.stack(each).sum(axis=0)
 
 
 def whole_sequences(shape: ModelShape, compute: Compute, segments_BS: jax.Array | None) -> Attend:
@@ -248,6 +259,7 @@ def whole_sequences(shape: ModelShape, compute: Compute, segments_BS: jax.Array 
 
 def _layer(
     x: jax.Array,
+    added: jax.Array | None,
     w: Weights,
     layer: Layer,
     carry: Carry,
@@ -256,19 +268,29 @@ def _layer(
     compute: Compute,
     attend_with: Attend,
     counted_BS: jax.Array | None,
-) -> tuple[jax.Array, Carry, jax.Array]:
-    normed = rms_norm(x, w["attn_norm"], shape.norm)
+) -> tuple[jax.Array, jax.Array, Carry, jax.Array]:
+    """(x, what is to be added to it, carry, usage)."""
+    x, normed = _sum_and_norm(x, added, w["attn_norm"], shape, compute)
     attended, carry = _attention(normed, w, layer, carry, turn, shape, compute, attend_with)
     if shape.block == "parallel":
         out, usage = _mlp(normed, w, shape, compute, counted_BS)
-        return x + attended + out, carry, usage
+        return x + attended, out, carry, usage
     if shape.block == "sandwich":
         attended = rms_norm(attended, w["attn_out_norm"], shape.norm)
-    x = x + attended
-    out, usage = _mlp(rms_norm(x, w["mlp_norm"], shape.norm), w, shape, compute, counted_BS)
+    x, normed = _sum_and_norm(x, attended, w["mlp_norm"], shape, compute)
+    out, usage = _mlp(normed, w, shape, compute, counted_BS)
     if shape.block == "sandwich":
         out = rms_norm(out, w["mlp_out_norm"], shape.norm)
-    return x + out, carry, usage
+    return x, out, carry, usage
+
+
+def _sum_and_norm(
+    x: jax.Array, added: jax.Array | None, weight: jax.Array, shape: ModelShape, compute: Compute
+) -> tuple[jax.Array, jax.Array]:
+    if added is not None and compute.add_norm is not None:
+        return compute.add_norm(x, added, weight, shape.norm)
+    x = x if added is None else x + added
+    return x, rms_norm(x, weight, shape.norm)
 
 
 def _attention(
@@ -356,15 +378,20 @@ def rms_norm(x: jax.Array, weight: jax.Array, norm: Norm) -> jax.Array:
     return (wide * scale).astype(x.dtype)
 
 
-def _rotation(shape: ModelShape, positions_BS: jax.Array, longest: int) -> Turn:
+def _rotation(shape: ModelShape, positions_BS: jax.Array, compute: Compute) -> Turn:
     """How queries and keys are turned: by one set of angles, or by one for each kind of layer."""
     kind = shape.rope
     if kind is None:
         return lambda x, windowed: x
 
     def angles(local: bool) -> rope.Angles:
-        freqs = rope.frequencies(kind, shape.d_head, local=local, longest=longest)
-        return rope.angles(positions_BS, freqs, rope.magnitude(kind, local=local))
+        freqs = rope.frequencies(kind, shape.d_head, local=local, longest=compute.longest or shape.max_position)
+        made = rope.angles(positions_BS, freqs, rope.magnitude(kind, local=local))
+        # Where small kernels count, they are made once: the compiler would make them in each layer again.
+        if compute.add_norm is None:
+            return made
+        once: rope.Angles = jax.lax.optimization_barrier(made)  # type: ignore[no-untyped-call]
+        return once
 
     everywhere = angles(local=False)
     if kind.local_theta is None:

@@ -10,6 +10,7 @@ the model: its key and value matrices are repeated head by head, so that they di
 computes, and caches) only what its own queries read, and nothing after it knows of the case.
 """
 
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -25,7 +26,7 @@ from podway.model.layout import SERVE_RULES, MeshShape, bytes_per_chip, kv_repea
 from podway.model.mesh import named_sharding
 from podway.model.params import params
 from podway.model.shape import ModelShape
-from podway.serve import cache_layout
+from podway.serve import cache_layout, norm_nvidia
 from podway.serve.adapters import AdapterSizes, adapter_bytes, join, with_room
 from podway.serve.batcher import Limits
 from podway.serve.cache_layout import Backend, KvDtype, Plan
@@ -211,7 +212,10 @@ def _alone(options: Options, backend: Backend, tensor: int) -> bool:
 def compute_for(options: Options, max_len: int, turned: bool = False) -> Compute:
     """How the decoder computes for a server of requests that long; `turned`: over the tree of `turn`."""
     kernel: Kernel = "reference"  # of whole sequences: never called here
+    nvidia = (options.backend or cache_layout.default_backend()) == "nvidia"
     compute = Compute(dtype=compute_dtype(options), rules=SERVE_RULES, kernel=kernel, longest=max_len)
+    if turned and nvidia:
+        compute = replace(compute, add_norm=partial(norm_nvidia.add_norm, interpret=options.interpret))
     if options.quantize not in ("none", "int8"):
         raise UserError(f"unknown quantization {options.quantize!r}", "use none or int8")
     return quantized_compute(compute, turned) if options.quantize == "int8" else compute

@@ -20,6 +20,7 @@ import numpy as np
 from jax import Ref
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
+from jax.typing import DTypeLike
 
 from podway.model.attention import Pattern
 from podway.model.mesh import abstract_array
@@ -30,6 +31,7 @@ _LOG2E = 1.4426950408889634
 _MIN_TILE = 16  # rows of the smallest matrix product of the tensor cores
 _PROGRAMS = 132 * 4  # streaming multiprocessors of an H100 or H200 (NVIDIA data sheet), some programs on each
 _MAX_SPLITS = 16
+_SPLITS_OF_ONE_KERNEL = 4  # the compiler joins up to so many in one kernel
 
 
 def attend(
@@ -92,9 +94,35 @@ def attend(
     )  # fmt: skip
     if splits == 1:
         return out[0], k_pool, v_pool
+    if splits > _SPLITS_OF_ONE_KERNEL:
+        return _join(out, low, high, q_NHK.dtype, interpret), k_pool, v_pool
     share = jnp.exp2(high - high.max(axis=0))
     joined = (out * share[..., None]).sum(axis=0) / (low * share).sum(axis=0)[..., None]
     return joined.astype(q_NHK.dtype), k_pool, v_pool
+
+
+def _join(out_SNHK: jax.Array, low_SNH: jax.Array, high_SNH: jax.Array, dtype: DTypeLike, interpret: bool) -> jax.Array:
+    """(N, H, K) of many splits: the compiler would make four kernels of it."""
+    S, N, H, K = out_SNHK.shape
+    part = pl.BlockSpec((S, None, None), lambda n, h: (0, n, h))
+    joined: jax.Array = pl.pallas_call(
+        _join_kernel,
+        grid=(N, H),
+        in_specs=[pl.BlockSpec((S, None, None, K), lambda n, h: (0, n, h, 0)), part, part],
+        out_specs=pl.BlockSpec((None, None, K), lambda n, h: (n, h, 0)),
+        out_shape=abstract_array((N, H, K), dtype),
+        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
+        interpret=interpret,
+        name="join_splits",
+    )(out_SNHK, low_SNH, high_SNH)
+    return joined
+
+
+def _join_kernel(out_ref: Ref, low_ref: Ref, high_ref: Ref, joined_ref: Ref) -> None:
+    high = high_ref[...]
+    share = jnp.exp2(high - high.max(axis=0))
+    joined = (out_ref[...] * share[:, None]).sum(axis=0) / (low_ref[...] * share).sum(axis=0)
+    joined_ref[...] = joined.astype(joined_ref.dtype)
 
 
 def _shape_of_programs(programs: int) -> plgpu.CompilerParams:

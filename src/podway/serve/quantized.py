@@ -7,7 +7,7 @@ the matrices are stored with their outputs first (`weight_layout.turn`), and so 
 the head stays as it is.
 """
 
-from typing import Any
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -79,5 +79,4 @@ def quantized_compute(compute: Compute, turned: bool = False) -> Compute:
         scale_V: jax.Array = tree["head_scale"]
         return contract_turned(hidden, tree["head"], 1, jnp.float32) * scale_V
 
-    changes: dict[str, Any] = {"gather": gather, "project": project, "head": head if turned else None}
-    return Compute(**{**{f: getattr(compute, f) for f in compute.__dataclass_fields__}, **changes})
+    return replace(compute, gather=gather, project=project, head=head if turned else None)
