@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podway.model.layout import TRAIN_RULES, parse_mesh
+from podway.model.layout import SERVE_RULES, TRAIN_RULES, parse_mesh, spec_on
 from podway.model.mesh import make_mesh
 from podway.model.moe import Capacity, Routing, apply_experts, balance_loss, route
 from podway.model.shape import Experts
@@ -60,6 +60,23 @@ def test_dropless_equals_dense(normalise: bool, mesh: str | None, eight_devices:
             found = outcome(sparsely)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=2e-5)
+
+
+def test_a_server_splits_experts_of_few_columns_by_expert(eight_devices: list[jax.Device]) -> None:
+    experts = Experts(count=8, per_token=2, d_ff=F, normalise=True)
+    x, router, matrices = arrays(experts, batch=1)
+    mesh = parse_mesh("tensor=4,data=2", chips=8)
+    dims = (experts.count, D, F)
+    assert spec_on(("experts", "embed", "mlp"), dims, mesh, SERVE_RULES) == (("expert", "tensor"), None, None)
+    wide = (experts.count, D, 4 * 128)
+    assert spec_on(("experts", "embed", "mlp"), wide, mesh, SERVE_RULES) == ("expert", None, "tensor")
+
+    def serve(x: jax.Array) -> jax.Array:
+        return apply_experts(x, route(x @ router, experts), matrices, experts, jax.nn.silu, SERVE_RULES)
+
+    with jax.set_mesh(make_mesh(mesh, eight_devices)):
+        found = jax.jit(serve)(x)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(densely(x, router, matrices, experts)), atol=2e-5)
 
 
 def one_expert(x: jax.Array, matrices: tuple[jax.Array, ...], number: int) -> jax.Array:

@@ -44,6 +44,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     batch: tuple[str, ...] = ()
     length: tuple[str, ...] = ()
     act_embed: tuple[str, ...] = ()
+    # Columns of an expert's MLP on one chip are a multiple of this; where they would not be, experts are split instead. 1: never.
+    expert_columns: int = 1
 
     def of(self, axis: str | None) -> tuple[str, ...]:
         wanted: tuple[str, ...] = getattr(self, axis) if axis else ()
@@ -65,7 +67,9 @@ TRAIN_RULES = Rules(
     act_embed=("tensor",),
 )
 
-# Serving. Nothing is gathered for a step: weights stay where they are used, so only tensor and expert split them.
+# Serving. Nothing is gathered for a step: weights stay where they are used, so only tensor and expert split them. Experts are
+# split by their columns, so that all chips read a part of each one that is chosen, but only into whole lanes of a TPU: the
+# compiler would copy the matrices of all layers into a layout that is padded.
 SERVE_RULES = Rules(
     heads=("tensor",),
     kv_heads=("tensor",),
@@ -73,6 +77,7 @@ SERVE_RULES = Rules(
     vocab=("tensor",),
     experts=("expert",),
     batch=("slices", "data"),
+    expert_columns=128,
 )
 
 
@@ -156,6 +161,7 @@ def spec_for(axes: Axes, rules: Rules) -> Spec:
 def spec_on(axes: Axes, dims: tuple[int, ...], mesh: MeshShape, rules: Rules) -> Spec:
     """As `spec_for`, for an array of these dimensions on this mesh: mesh axes that do not divide are left out."""
     spec: list[str | tuple[str, ...] | None] = []
+    rules = _for_experts(axes, dims, mesh, rules)
     for dim, want in zip(dims, spec_for(axes, rules), strict=True):
         kept: tuple[str, ...] = ()
         for axis in _each(want):
@@ -163,6 +169,18 @@ def spec_on(axes: Axes, dims: tuple[int, ...], mesh: MeshShape, rules: Rules) ->
                 kept = (*kept, axis)
         spec.append(kept if len(kept) > 1 else kept[0] if kept else None)
     return tuple(spec)
+
+
+def _for_experts(axes: Axes, dims: tuple[int, ...], mesh: MeshShape, rules: Rules) -> Rules:
+    """The rules with experts split in place of their columns, where a chip would get too few columns of each."""
+    if rules.expert_columns == 1 or "experts" not in axes or "mlp" not in axes:
+        return rules
+    count, columns = dims[axes.index("experts")], dims[axes.index("mlp")]
+    over = prod(mesh.size(axis) for axis in rules.mlp)
+    whole = columns % (over * rules.expert_columns) == 0
+    if over == 1 or whole or count % (over * prod(mesh.size(axis) for axis in rules.experts)):
+        return rules
+    return msgspec.structs.replace(rules, experts=(*rules.experts, *rules.mlp), mlp=())
 
 
 def shard_dims(axes: Axes, dims: tuple[int, ...], mesh: MeshShape, rules: Rules) -> tuple[int, ...]:
@@ -190,7 +208,7 @@ def kept_whole(shape: ModelShape, mesh: MeshShape, rules: Rules) -> tuple[str, .
     """One line for each parameter that a mesh axis should have split and does not divide."""
     lines = []
     for param in params(shape):
-        wanted = spec_for(param.axes, rules)
+        wanted = spec_for(param.axes, _for_experts(param.axes, param.dims, mesh, rules))
         fits = spec_on(param.axes, param.dims, mesh, rules)
         for axis, dim, want, fit in zip(param.axes, param.dims, wanted, fits, strict=True):
             lost = [a for a in _each(want) if a not in _each(fit) and mesh.size(a) > 1]

@@ -108,8 +108,9 @@ def context_spec(axes: Axes, dims: tuple[int, ...], rules: Rules) -> PartitionSp
 @cache
 def _live(mesh: MeshShape, rules: Rules) -> Rules:
     """The rules without mesh axes of size 1, which a spec inside a `shard_map` may not name when they are manual."""
-    every = msgspec.structs.asdict(rules).items()
-    return Rules(**{axis: tuple(m for m in wished if mesh.size(m) > 1) for axis, wished in every})
+    axes = {axis: wished for axis, wished in msgspec.structs.asdict(rules).items() if isinstance(wished, tuple)}
+    live = {axis: tuple(m for m in wished if mesh.size(m) > 1) for axis, wished in axes.items()}
+    return msgspec.structs.replace(rules, **live)
 
 
 def constrain(x: jax.Array, axes: Axes, rules: Rules) -> jax.Array:
@@ -144,8 +145,8 @@ def mesh_axes(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return part if isinstance(part, tuple) else (part,) if part else ()
 
 
-def summed(x: jax.Array, axis: str, *, scatter: int | None = None) -> jax.Array:
-    """The sum over a mesh axis inside `per_chip`, whole on every chip or scattered along a dimension."""
+def summed(x: jax.Array, axis: str | tuple[str, ...], *, scatter: int | None = None) -> jax.Array:
+    """The sum over mesh axes inside `per_chip`, whole on every chip or scattered along a dimension."""
     total: jax.Array = (
         jax.lax.psum(x, axis)  # type: ignore[no-untyped-call]
         if scatter is None

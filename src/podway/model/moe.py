@@ -122,9 +122,12 @@ def _on_chip(
         how = Exchange("expert", experts.count // here, experts.count, *capacity, activate, split_axes())
         out = exchanged(how, x, chosen, weights, whole)
     else:
-        first = lax.axis_index("expert") * here if split else None
+        over = mesh_axes(
+            inward[0]
+        )  # where a chip would have few columns of each expert, `tensor` splits the experts too
+        first = lax.axis_index(over) * here if split else None
         out = _experts_here(x, chosen, weights, whole, first, activate)
-        out = summed(out, "expert") if split else out
+        out = summed(out, over) if split else out
     # Each chip of a tensor group summed over its own columns of the MLP.
     return summed(out, "tensor") if "tensor" in mesh_axes(outward[1]) else out
 
