@@ -111,15 +111,33 @@ def training_rows() -> list[AotRow]:
 
 # Engines: a model on a slice; a replica takes all of it.
 ENGINES = (("llama3.1-8b", "v5litepod-8"), ("llama3.1-8b", "v6e-8"), ("llama3.1-70b", "v6e-16"))
+# Of these, the smallest step, a full one and the one with the most memory; options of the engine are in the row's name.
+FEW_PARTS = ("decode 1 rows", "decode 128 rows", "mixed 32 rows, 2048 prompt tokens")
+FEW: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("llama3.1-8b", "v6e-1", {}),
+    ("llama3.1-8b", "v6e-1", {"quantize": "int8"}),
+    ("llama3.1-8b", "v6e-4", {}),
+    ("llama3.1-8b", "v6e-4", {"quantize": "int8"}),
+    ("llama3.1-8b", "v6e-4", {"kv": "fp8"}),
+    ("qwen3-30b-a3b", "v6e-4", {}),
+    ("qwen3-30b-a3b", "v6e-8", {}),
+    ("gemma2-9b", "v6e-1", {}),
+    ("gemma3-27b", "v6e-4", {}),
+)
 
 
 def serving_rows() -> list[AotRow]:
-    """Every program of each engine."""
+    """Every program of each engine, and some of others."""
     found = []
     for model, slice in ENGINES:
         engine = Rehearsal(what="serve", model=model, slice=slice)
         for part in engine_parts(engine):
             found.append((f"{model} serving, {part}", msgspec.structs.replace(engine, part=part)))
+    for model, slice, options in FEW:
+        said = "".join(f", {key} {value}" for key, value in options.items())
+        for part in FEW_PARTS:
+            asked = Rehearsal(what="serve", model=model, slice=slice, options=dict(options), part=part)
+            found.append((f"{model} serving{said}, {part}", asked))
     return found
 
 
