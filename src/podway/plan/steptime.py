@@ -144,6 +144,8 @@ def _summed(traffic: list[Traffic]) -> tuple[Traffic, ...]:
 def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float) -> _Layer:
     products = layer_products(shape, mesh)
     again = needed_again(shape, training)
+    if mesh.expert > 1:  # the backward pass of the exchange takes its rounds again, whatever is kept
+        again |= {product.name for product in products if product.name.startswith("experts")}
     trained = 0.0 if training.adapters else 1.0  # frozen matrices need no gradient of their own
     forward = backward = 0.0
     each = []
