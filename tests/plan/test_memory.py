@@ -177,7 +177,7 @@ def test_what_only_the_compiler_can_tell_is_neither_yes_nor_no() -> None:
 
 
 def test_a_step_that_offloads_holds_what_its_late_gradients_are_made_of() -> None:
-    """The compiler gives the demo's step 23.59 GiB (docs/measurements/rehearsed-bytes.json)."""
+    """The compiler gives the demo's step 23.59 GiB (docs/measurements/rehearsed-steps.json.gz)."""
     shape, mesh = find_model("llama3.2-1b"), MeshShape(fsdp=8)
     step = Training(seq=4096, batch=1024, microbatches=4, offload=("residual", "qkv", "context"))
     assert train_memory(shape, mesh, step, LIMIT).total / 2**30 == pytest.approx(23.59, rel=0.05)

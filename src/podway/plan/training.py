@@ -54,7 +54,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     attention_block: int | None = 512
     attention_fused: bool | None = False
     # fsdp exchanges that the compiled program runs beside its products, by generation; others are waited for. By
-    # libtpu 0.0.51 (docs/aot.md, docs/measurements/rehearsed-steps.json): both on v5e, where the flag that fuses gathers is
+    # libtpu 0.0.51 (docs/aot.md, docs/measurements/rehearsed-steps.json.gz): both on v5e, where the flag that fuses gathers is
     # accepted and gradients go round in asynchronous permutes, and on tpu7x, by its SparseCores.
     beside: tuple[tuple[str, Exchange], ...] = (
         ("v5e", "gather"), ("v5e", "reduce"), ("tpu7x", "gather"), ("tpu7x", "reduce"),
