@@ -45,8 +45,8 @@ def cluster(kubernetes: RunningKubernetes, pod: Podway, monkeypatch: pytest.Monk
     yield kubernetes
     for one in pod.client.clusters():
         pod.client.down(one.name)
-    wait_until(lambda: kubernetes.left() == {}, 60, "an empty cluster")
-    wait_until(lambda: running_pods(kubernetes) in (None, 0), 60, "no process of a pod")
+    wait_until(lambda: kubernetes.left() == {}, 120, "an empty cluster")
+    wait_until(lambda: running_pods(kubernetes) in (None, 0), 120, "no process of a pod")
 
 
 def running_pods(kubernetes: RunningKubernetes) -> int | None:
@@ -89,7 +89,7 @@ def at_a_terminal(pod: Podway, name: str) -> None:
         os.write(master, b"until [ \"$(stty size)\" = '20 60' ]; do sleep 0.1; done; echo now it is $((3 * 4))\n")
         until(b"now it is 12")
         os.write(master, b"exit 7\n")
-        wait_until(lambda: shell.poll() is not None or drained(master), 60, "the end of the shell")
+        wait_until(lambda: shell.poll() is not None or drained(master), 120, "the end of the shell")
         assert shell.wait(60) == 7
     finally:
         shell.kill()
@@ -148,7 +148,7 @@ run: |
     at_a_terminal(pod, "two")
     if shutil.which("ssh"):
         config = str(pod.home / "ssh" / "config")
-        wait_until((pod.home / "ssh" / "hosts" / "two").exists, 60, "the entry")
+        wait_until((pod.home / "ssh" / "hosts" / "two").exists, 120, "the entry")
         said = subprocess.run(
             ["ssh", "-F", config, "two-worker5", "echo $PODWAY_RANK; exit 3"], capture_output=True, timeout=240
         )
@@ -159,10 +159,10 @@ run: |
     assert "rank 5" in failed and "7" in failed
     podway(pod, "exec", "two", "-d", "sleep 1000")
     podway(pod, "cancel", "two", "-y")
-    wait_until(lambda: pod.client.jobs("two")[-1].state == "CANCELLED", 60, "the job to be cancelled")
+    wait_until(lambda: pod.client.jobs("two")[-1].state == "CANCELLED", 120, "the job to be cancelled")
     assert running_pods(cluster) in (None, 8)
     podway(pod, "down", "-y", "two")
-    wait_until(lambda: cluster.left() == {}, 60, "an empty cluster")
+    wait_until(lambda: cluster.left() == {}, 120, "an empty cluster")
 
 
 def test_the_second_says_why_it_waits_and_runs_after(cluster: RunningKubernetes, pod: Podway) -> None:
@@ -170,11 +170,23 @@ def test_the_second_says_why_it_waits_and_runs_after(cluster: RunningKubernetes,
     first = ("launch", "-y", "--infra", "k8s", "--gpus", "tpu-v6e-16", "--num-nodes", "2")
     podway(pod, *first, "-c", "one", "echo first")
     podway(pod, *first, "-c", "other", "-d", "echo second")
-    wait_until(lambda: "32 more needed" in pod.client.cluster("other").reason, 60, "the reason")
+    wait_until(lambda: "32 more needed" in pod.client.cluster("other").reason, 120, "the reason")
     assert "other waits: queue multislice-queue: " in podway(pod, "status")
+    podway(pod, *first, "-c", "third", "-d", "echo third")
+    wait_until(lambda: "queue, place 2 of 2: " in pod.client.cluster("third").reason, 120, "its place in the queue")
+    podway(pod, "down", "-y", "third")
     podway(pod, "down", "-y", "one")
-    wait_until(lambda: pod.client.cluster("other").state == "UP", 60, "the second to be up")
-    wait_until(lambda: pod.client.jobs("other")[-1].state == "SUCCEEDED", 60, "its job to end")
+    wait_until(lambda: pod.client.cluster("other").state == "UP", 120, "the second to be up")
+    wait_until(lambda: pod.client.jobs("other")[-1].state == "SUCCEEDED", 120, "its job to end")
+
+
+def test_pods_are_given_the_time_to_end_that_their_task_asks_for(
+    cluster: RunningKubernetes, pod: Podway, tmp_path: Path
+) -> None:
+    task = tmp_path / "task.dstack.yml"
+    task.write_text("type: task\ncommands: [python train.py]\nstop_duration: 2m\nresources: {gpu: v6e-16}\n")
+    shown = podway(pod, "launch", "--dryrun", "-y", "--infra", "k8s", "-c", "slow", str(task))
+    assert "terminationGracePeriodSeconds: 120" in shown
 
 
 @pytest.mark.long
@@ -263,7 +275,7 @@ run: |
     assert "does not have the volume" not in said
     (place,) = (cluster.nodes.place / "claims" / "default").iterdir()
     assert len(list((place / "models" / "a").iterdir())) == 12
-    wait_until(lambda: pod.client.cluster("two").state == "GONE", 60, "the run to be gone")
+    wait_until(lambda: pod.client.cluster("two").state == "GONE", 120, "the run to be gone")
     podway(pod, "launch", "-y", "-c", "three", "--infra", "k8s", "--gpus", "tpu-v6e-16", "true")
     refused = podway(pod, "exec", "three", "--env", "NAME=x", str(task), code=1)
     assert "cluster three does not have the volume data" in refused
@@ -284,7 +296,7 @@ run: |
 """
     )
     podway(pod, "launch", "-y", "-c", "back", "-d", str(task))
-    wait_until(lambda: pod.client.jobs("back")[-1].state == "RUNNING", 60, "the job to run")
+    wait_until(lambda: pod.client.jobs("back")[-1].state == "RUNNING", 120, "the job to run")
     node = next(one["spec"]["nodeName"] for one in cluster.pods())
     assert cluster.nodes is not None
     cluster.nodes.lose(node)

@@ -6,7 +6,7 @@ import pytest
 
 from podway.providers import Observation
 from podway.providers.gke.manifests import JOB_INDEX, NAME, POD_INDEX
-from podway.providers.gke.state import STOPPED, Seen, observation
+from podway.providers.gke.state import STOPPED, Seen, observation, queue_place
 
 Fields = dict[str, Any]
 
@@ -104,6 +104,25 @@ QUOTA = "couldn't assign flavors: insufficient unused quota for google.com/tpu i
 PULL = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling"}}
 
 
+def queued(name: str, minute: int, priority: int, **spec: Any) -> Fields:
+    """A Workload that waits for quota."""
+    return {
+        "metadata": {"name": name, "creationTimestamp": f"2026-01-01T00:{minute:02}:00Z"},
+        "spec": {"queueName": "q", "priority": priority, **spec},
+        "status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": QUOTA}]},
+    }
+
+
+def test_the_place_in_a_queue_counts_those_alone_that_wait_in_it() -> None:
+    mine = queued("me", 5, 1)
+    runs = queued("runs", 1, 1) | {"status": {"conditions": [{"type": "QuotaReserved", "status": "True"}]}}
+    over = queued("over", 1, 1) | {"status": {"conditions": [{"type": "Finished", "status": "True"}]}}
+    stopped, other = queued("stopped", 1, 1, active=False), queued("other", 1, 1, queueName="else")
+    assert queue_place(mine, (mine, runs, over, stopped, other)) == (1, 1)
+    assert queue_place(mine, (queued("later", 6, 1), mine, queued("small", 1, 0), queued("before", 4, 1))) == (2, 4)
+    assert queue_place(mine, ()) == (1, 1)  # nothing was read
+
+
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
@@ -112,6 +131,13 @@ PULL = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling"}
             f"queue q: {QUOTA}",
         ),
         ({"workload": workload()}, "queue q: Kueue has not looked at it yet"),
+        (
+            {
+                "workload": queued("me", 2, 0),
+                "workloads": (queued("me", 2, 0), queued("first", 1, 0), queued("big", 3, 9)),
+            },
+            f"queue q, place 3 of 3: {QUOTA}",
+        ),
         (  # JobSet lets no other pod of a slice be made before the first has a node: that one says why
             {
                 "pods": (unscheduled("0/8 nodes are available"),),

@@ -55,7 +55,7 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction, then: S
         preview = client.preview(request)
         if interaction.dryrun:
             _show(screen, task, preview)
-            click.echo(_request_text(preview, task, options).rstrip("\n"))
+            click.echo(_request_text(preview, task).rstrip("\n"))
             return 0
         if task.dev is not None and preview.exists and was_prepared(client, preview.cluster):
             return _go_on(client, screen, preview, interaction)
@@ -82,8 +82,8 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction, then: S
         raise UserError("the offers keep changing", "name one place, e.g. with --zone, and run the command again")
 
 
-def _request_text(preview: PreviewReply, task: Task, options: LaunchOptions) -> str:
-    if options.one_shot:
+def _request_text(preview: PreviewReply, task: Task) -> str:
+    if any("apiVersion" in step.get("body", ()) for step in preview.request["steps"]):  # Kubernetes' objects
         from podway.cli.manifests import as_yaml  # few launches print YAML
 
         return as_yaml(preview.request, task)

@@ -21,11 +21,17 @@ _Dumper.add_representer(str, _text)
 
 
 def as_yaml(request: dict[str, Any], task: Task) -> str:
-    """The request's objects, one document each. Secrets are not among them: a comment says how to make theirs."""
-    bodies = [step["body"] for step in request["steps"] if step["verb"] == "create"]
+    """The request's objects, one document each. Secrets and the ConfigMap with the agent are not among them: comments say so."""
+    made = [step["body"] for step in request["steps"] if step["verb"] == "create"]
+    bodies = [body for body in made if "binaryData" not in body]
     pools = [step for step in request["steps"] if step["verb"] != "create"]
     secrets = "".join(_secret_comment(body, task) for body in bodies if body["kind"] == "JobSet")
-    return _pool_comment(pools) + secrets + objects_as_yaml(bodies)
+    agents = "".join(
+        f"# A launch also makes the ConfigMap {body['metadata']['name']}, with the program that runs jobs in the pods.\n"
+        for body in made
+        if "binaryData" in body
+    )
+    return _pool_comment(pools) + agents + secrets + objects_as_yaml(bodies)
 
 
 def objects_as_yaml(bodies: Sequence[Any]) -> str:
@@ -42,7 +48,10 @@ def _pool_comment(steps: Sequence[dict[str, Any]]) -> str:
 
 
 def _secret_comment(jobset: dict[str, Any], task: Task) -> str:
-    if not task.secrets:
+    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    if not task.secrets or not any(
+        "envFrom" in one for one in pod["containers"]
+    ):  # a cluster's jobs get theirs by the agent
         return ""
     metadata = jobset["metadata"]
     values = " ".join(f'--from-literal={key}="${key}"' for key in sorted(task.secrets))

@@ -214,10 +214,14 @@ class VolumeControl:
         return record
 
     def of_order(self, request: LaunchRequest, order: Order) -> Order:
-        """The order with the buckets and volumes that its hosts have from the start."""
-        task = request.task
-        order = with_buckets(order, (task, *(step.task for step in request.then)))
-        if "attached-volumes" not in row_of(order.provider).capabilities:
+        """The order with what its hosts have from the start: the time to end in, buckets and volumes."""
+        task, capabilities = request.task, row_of(order.provider).capabilities
+        tasks = (task, *(step.task for step in request.then))
+        order = with_buckets(order, tasks)
+        graces = [one.stop_duration_s for one in tasks if one.stop_duration_s is not None]
+        if graces and "hosts-of-image" in capabilities:
+            order = msgspec.structs.replace(order, grace_s=max(graces))
+        if "attached-volumes" not in capabilities:
             return order
         attached: list[OrderVolume] = []
         names = list(dict.fromkeys(volume.name for volume in task.volumes if volume.name is not None))

@@ -7,7 +7,7 @@ a context that is in no settings. A cluster without such a file is looked for in
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -167,24 +167,28 @@ class Clusters:
         )
         if jobset is None:
             return Seen(jobset=None, pods=tuple(pods), leftovers=config)
-        workload, events = None, []
+        workload, workloads, events = None, [], []
         if not all((pod.get("status") or {}).get("phase") == "Running" for pod in pods) or not pods:
-            workload = await self.workload(where, jobset)
+            workloads = await self._workloads(where)
+            workload = _workload_of(jobset, workloads)
             events = await self._events(api, where.namespace, ident)
-        return Seen(jobset=jobset, pods=tuple(pods), workload=workload, events=tuple(events), leftovers=True)
+        return Seen(
+            jobset=jobset,
+            pods=tuple(pods),
+            workload=workload,
+            workloads=tuple(workloads),
+            events=tuple(events),
+            leftovers=True,
+        )
 
-    async def workload(self, where: Where, jobset: Fields) -> Fields | None:
-        """Kueue's record of the JobSet; None without Kueue, and before it has made one."""
+    async def _workloads(self, where: Where) -> list[Fields]:
+        """Kueue's records of the namespace; none without Kueue."""
         version = await self.kueue_version(where.context)
         if version is None:
-            return None
-        path = f"{KUEUE}/{version}/namespaces/{where.namespace}/workloads"
-        uid = jobset["metadata"].get("uid")
-        with contextlib.suppress(UserError, NotFound):  # no right to read it: the pods say the rest
-            for found in await self.api(where.context).items(path):
-                if any(one.get("uid") == uid for one in found["metadata"].get("ownerReferences") or ()):
-                    return found
-        return None
+            return []
+        with contextlib.suppress(UserError, NotFound):  # no right to read them: the pods say the rest
+            return await self.api(where.context).items(f"{KUEUE}/{version}/namespaces/{where.namespace}/workloads")
+        return []
 
     async def kueue_version(self, context: str) -> str | None:
         """v1beta1 or v1beta2, as the cluster prefers; None where Kueue is not installed."""
@@ -204,7 +208,7 @@ class Clusters:
         if jobset is None:
             return
         mark = {"metadata": {"annotations": {STOPPED: "true" if stopped else None}}}
-        workload = await self.workload(where, jobset)
+        workload = _workload_of(jobset, await self._workloads(where))
         if workload is None:
             await api.patch(path, {**mark, "spec": {"suspend": stopped}})
             return
@@ -249,6 +253,13 @@ class Clusters:
             return []
         about = [one for one in events if str((one.get("involvedObject") or {}).get("name", "")).startswith(ident)]
         return sorted(about, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))[-50:]
+
+
+def _workload_of(jobset: Fields, workloads: Sequence[Fields]) -> Fields | None:
+    """Kueue's record of the JobSet; None before it has made one."""
+    uid = jobset["metadata"].get("uid")
+    owned = (one for one in workloads if any(o.get("uid") == uid for o in one["metadata"].get("ownerReferences") or ()))
+    return next(owned, None)
 
 
 async def _or_none(call: Awaitable[Fields]) -> Fields | None:

@@ -17,6 +17,7 @@ from podway.hosts.bundle import bundle
 from podway.order import Order
 from podway.providers import Request, Step
 from podway.providers.gke.manifests import (
+    GRACE_S,
     POD_INDEX,
     Container,
     JobSetContext,
@@ -116,6 +117,7 @@ def _jobset(context: JobSetContext, name: str, order: Order) -> Manifest:
             *seen.volumes,
         ),
         annotations=seen.annotations,
+        grace_s=GRACE_S if order.grace_s is None else order.grace_s,
     )
     # No restarts of its own: what comes after a lost host is decided by the task's `recovery`, as with every provider.
     return jobset(context, name, order, container, Restarts())

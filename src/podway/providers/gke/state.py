@@ -32,6 +32,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     jobset: Fields | None
     pods: tuple[Fields, ...] = ()
     workload: Fields | None = None
+    workloads: tuple[Fields, ...] = ()  # of the whole namespace: who is before it in the queue
     events: tuple[Fields, ...] = ()
     leftovers: bool = False  # something else of it is still there: its ConfigMap
 
@@ -156,7 +157,7 @@ def blame(pods: Sequence[Fields]) -> str:
 def why_waiting(seen: Seen, wanted: int, ready: int) -> str:
     """One sentence."""
     return (
-        _kueue(seen.workload)
+        _kueue(seen.workload, seen.workloads)
         or _images(seen.pods)
         or _mounts(seen)
         or _unschedulable(seen)  # before `_no_pods`: JobSet refuses a slice's other pods until the first has a node
@@ -171,11 +172,10 @@ def waits_for_admission(seen: Seen) -> bool:
     return QUEUE in labels and (seen.workload is None or bool(_kueue(seen.workload)))
 
 
-def _kueue(workload: Fields | None) -> str:
+def _kueue(workload: Fields | None, workloads: Sequence[Fields] = ()) -> str:
     if workload is None:
         return ""
-    status = workload.get("status") or {}
-    conditions = {one["type"]: one for one in status.get("conditions") or ()}
+    status, conditions = workload.get("status") or {}, _conditions(workload)
     if (conditions.get("Admitted") or {}).get("status") == "True":
         return ""
     queue = (workload.get("spec") or {}).get("queueName", "")
@@ -185,6 +185,8 @@ def _kueue(workload: Fields | None) -> str:
             said = f": {_one_line(check['message'])}" if check.get("message") else ""
             return f"queue {queue}: it {state} the admission check {check['name']}{said}"
     reserved = conditions.get("QuotaReserved")
+    place, pending = queue_place(workload, workloads)
+    queue = f"{queue}, place {place} of {pending}" if pending > 1 else queue
     if reserved is None:
         return f"queue {queue}: Kueue has not looked at it yet"
     if reserved.get("status") == "True":
@@ -193,6 +195,33 @@ def _kueue(workload: Fields | None) -> str:
     if evicted is not None and evicted.get("status") == "True" and not reserved.get("message"):
         return f"queue {queue}: it was evicted: {_one_line(evicted.get('message', ''))}"
     return f"queue {queue}: {_one_line(reserved.get('message') or 'it waits for quota')}"
+
+
+def queue_place(workload: Fields, workloads: Sequence[Fields]) -> tuple[int, int]:
+    """Its place among those that wait for quota in the same queue of the namespace, and how many they are: by priority, then by age, as
+    Kueue takes them. Those of other namespaces that share the quota are not seen."""
+    queue = (workload.get("spec") or {}).get("queueName")
+    waiting = sorted(
+        (one for one in workloads if (one.get("spec") or {}).get("queueName") == queue and _waits_for_quota(one)),
+        key=lambda one: (
+            -int(one["spec"].get("priority") or 0),
+            str(one["metadata"].get("creationTimestamp") or ""),
+            str(one["metadata"].get("name") or ""),
+        ),
+    )
+    names = [one["metadata"].get("name") for one in waiting]
+    own = (workload.get("metadata") or {}).get("name")
+    return (names.index(own) + 1, len(names)) if own in names else (1, 1)
+
+
+def _waits_for_quota(workload: Fields) -> bool:
+    conditions = _conditions(workload)
+    settled = any((conditions.get(kind) or {}).get("status") == "True" for kind in ("QuotaReserved", "Finished"))
+    return not settled and (workload.get("spec") or {}).get("active") is not False
+
+
+def _conditions(workload: Fields) -> dict[str, Fields]:
+    return {one["type"]: one for one in (workload.get("status") or {}).get("conditions") or ()}
 
 
 def _no_pods(seen: Seen, wanted: int) -> str:
