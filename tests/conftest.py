@@ -14,6 +14,9 @@ from tools.bench.free_ports import free_port as free_port
 from tools.bench.own_postgres import binaries, own_postgres
 
 SKIPPED: list[str] = []
+# A shell starts what it puts into the background with Ctrl-C ignored, and so would be every command that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOWEST = (
     4  # how many times slower than a developer's machine the suite must still pass: limits are for hangs, not clocks
 )

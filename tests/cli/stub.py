@@ -35,6 +35,7 @@ class Stub:
         self.clusters: dict[str, api.ClusterView] = {}
         self.services: dict[str, ServiceView] = {}
         self.past: list[api.ClusterView] = []
+        self.volumes = [VOLUME]
         self.pools: list[PoolView] = []
         self.jobs: dict[str, list[api.JobView]] = {}
         self.orphans: list[api.OrphanView] = []
@@ -284,7 +285,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/v1/pools", lambda stub, body, data: PoolsReply(pools=stub.pools)),
     ("GET", "/v1/pools/([^/]+)", lambda stub, name, body, data: POOL),
     ("DELETE", "/v1/pools/([^/]+)", lambda stub, name, body, data: PoolsReply(pools=[])),
-    ("GET", "/v1/volumes", lambda stub, body, data: VolumesReply(volumes=[VOLUME])),
+    ("GET", "/v1/volumes", lambda stub, body, data: VolumesReply(volumes=stub.volumes)),
     ("GET", "/v1/audit", lambda stub, body, data: api.AuditReply(entries=stub.entries)),
     ("DELETE", "/v1/users/([^/]+)", lambda stub, user, body, data: api.TokensReply(tokens=[])),
 ]

@@ -113,6 +113,7 @@ def test_cost_table() -> None:
 
 
 def test_cost_asks_for_past_clusters(run: Run, stub: Stub) -> None:
+    stub.volumes = []
     assert run("cost").out == "No existing clusters.\n"
     stub.past = [records.cluster("gone", state="GONE")]
     assert [row["name"] for row in json.loads(run("cost", "--days", "1", "-o", "json").out)] == ["gone"]

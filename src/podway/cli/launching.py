@@ -83,7 +83,8 @@ def launch(task: Task, options: LaunchOptions, interaction: Interaction, then: S
 
 
 def _request_text(preview: PreviewReply, task: Task) -> str:
-    if any("apiVersion" in step.get("body", ()) for step in preview.request["steps"]):  # Kubernetes' objects
+    steps = [step for step in preview.request.get("steps") or () if isinstance(step, dict)]
+    if any("apiVersion" in (step.get("body") or ()) for step in steps):  # Kubernetes' objects
         from podway.cli.manifests import as_yaml  # few launches print YAML
 
         return as_yaml(preview.request, task)
