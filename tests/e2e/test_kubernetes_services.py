@@ -51,4 +51,4 @@ def test_a_replica_on_a_pod(pod: Podway, kubernetes: RunningKubernetes) -> None:
     pod.start(**environment)
     pod.client.end_service("web")
     wait_until(lambda: pod.client.service("web").state == "GONE", 90, "the end of the service")
-    wait_until(lambda: set(kubernetes.objects.count()) == {"nodes"}, 60, "an empty cluster")
+    wait_until(lambda: kubernetes.left() == {}, 60, "an empty cluster")
