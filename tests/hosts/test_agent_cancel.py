@@ -116,6 +116,18 @@ def test_after_cancel_nothing_of_the_job_runs(host, script):
     assert status["state"] == "exited" and (status["signal"] or status["code"])
 
 
+def test_a_script_runs_only_once_its_start_was_told(host):
+    """Or one that stops its runner at once looks as if it had not started, and runs on beside the retry."""
+    for number in range(10):
+        job = f"job{number}"
+        recorded = host.state / "jobs" / job / "run" / "runner.json"
+        script = f'read -r line < {recorded}; echo "$line" > {job}; touch {job}-read; kill -STOP $PPID; sleep 60'
+        host.start(script, job, interpreter=["dash"])
+        until((host.home / f"{job}-read").exists)
+        assert "user_pid" in (host.home / job).read_text()
+        assert host.call("cancel", job=job, grace=0, wait=20)["gone"]
+
+
 def test_a_polite_job_ends_by_itself_and_is_not_waited_for_longer(host):
     host.start("trap 'echo saving; sleep 0.3; echo saved; exit 7' TERM; echo up; while :; do sleep 0.05; done")
     host.printed(b"up\n")

@@ -104,7 +104,7 @@ class Runner:
     def run(self) -> None:
         """From the script's start to the end of all it left behind; does not return."""
         woken = self._watch_children()
-        pipe = self._spawn()
+        pipe, gate = self._spawn()
         user = processes.read(self._main)
         about = dict(self._about, user_pid=self._main, user_start=user.start if user else 0)
         with contextlib.suppress(OSError):  # a full disk; then nobody is told the pid, and all else works
@@ -112,6 +112,10 @@ class Runner:
         with contextlib.suppress(OSError):  # the agent was killed; its successor reads runner.json
             os.write(READY_FD, b"%d\n" % self._main)
         os.dup2(os.open(os.devnull, os.O_RDWR), READY_FD)
+        # Only now may the script run: one that stops or kills this runner at once was told as a start that failed.
+        with contextlib.suppress(OSError):  # somebody killed it while it waited
+            os.write(gate, b"1")
+        os.close(gate)
         self._pump(pipe, woken)
         self._append(self._masker.finish())
         self._writer.note_time()
@@ -130,20 +134,25 @@ class Runner:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         return readable
 
-    def _spawn(self) -> int:
-        """Start the script; the read end of its output."""
+    def _spawn(self) -> tuple[int, int]:
+        """Start the script's process: the read end of its output, and what must be written to before it runs the script."""
         readable, writable = os.pipe()
+        waits, gate = os.pipe()
         with contextlib.suppress(OSError):  # a user's pipes are limited in all (pipe(7)); the usual 64 KiB will do
             fcntl.fcntl(readable, _F_SETPIPE_SZ, PIPE_SIZE)
         # A SIGTERM that comes before the child has left this runner's ignoring of it must wait, not be lost.
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         self._main = os.fork()
         if self._main == 0:
+            os.close(gate)
+            if not os.read(waits, 1):
+                os._exit(_CANNOT_RUN)  # the runner is gone, and nobody would read the output
             self._become_user_process(writable)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.close(waits)
         os.close(writable)
         os.set_blocking(readable, False)
-        return readable
+        return readable, gate
 
     def _become_user_process(self, output: int) -> NoReturn:
         """In the child: exec, or say why not where the user will read it."""

@@ -30,15 +30,14 @@ def boot(spec: dict[str, object]) -> None:
         elif entry.is_symlink():
             target.symlink_to(entry.readlink())
         elif entry.is_dir():
-            target.mkdir()
-            mount(str(entry), str(target), None, BIND | REC)
-            with contextlib.suppress(OSError):  # a mount that is locked read-write stays so
-                mount("none", str(target), None, REMOUNT | BIND | RDONLY)
+            _bind_read_only(entry, target)
     mount("proc", str(root / "proc"), "proc", NOSUID | NODEV | NOEXEC)
     mount("/sys", str(root / "sys"), None, BIND | REC)
     _make_devices(root / "dev")
     for name in ("tmp", "run"):
         mount("tmpfs", str(root / name), "tmpfs", NOSUID | NODEV, "mode=1777")
+    if Path(sys.prefix).parts[1] in ("tmp", "run"):  # the image's Python, in a checkout that somebody keeps there
+        _bind_read_only(Path(sys.prefix), root / sys.prefix.lstrip("/"))
     for source, target_path, read_only in spec["mounts"]:  # type: ignore[attr-defined]
         place = root / str(target_path).lstrip("/")
         if Path(source).is_dir():
@@ -54,6 +53,13 @@ def boot(spec: dict[str, object]) -> None:
     env = {str(key): str(value) for key, value in spec["env"].items()}  # type: ignore[attr-defined]
     command = [str(word) for word in spec["command"]]  # type: ignore[attr-defined]
     os.execvpe(command[0], command, env)
+
+
+def _bind_read_only(source: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    mount(str(source), str(target), None, BIND | REC)
+    with contextlib.suppress(OSError):  # a mount that is locked read-write stays so
+        mount("none", str(target), None, REMOUNT | BIND | RDONLY)
 
 
 def _make_devices(place: Path) -> None:
