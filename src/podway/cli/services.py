@@ -11,7 +11,7 @@ from podway.cli.tables import table
 from podway.errors import UserError
 from podway.quantities import format_ago
 from podway.server.client import Client
-from podway.server.service_api import GroupView, ServiceView
+from podway.server.service_api import ReplicaGroupView, ServiceView
 
 HEADERS = ("NAME", "MODEL", "STATUS", "REPLICAS", "REVISION", "URL", "CREATED")
 REPLICA_HEADERS = ("REPLICA", "REVISION", "STATUS", "INFRA", "RESOURCES", "ADDRESS", "CREATED", "REASON")
@@ -64,7 +64,7 @@ def _row(one: ServiceView, now: float) -> tuple[object, ...]:
     return (one.name, one.model, one.state, _count(ready, one), revision, one.url, format_ago(one.created, now))
 
 
-def _count(ready: int, part: ServiceView | GroupView) -> str:
+def _count(ready: int, part: ServiceView | ReplicaGroupView) -> str:
     wanted = str(part.target_replicas)
     if part.min_replicas != part.max_replicas:
         wanted += f" ({part.min_replicas}..{part.max_replicas})"

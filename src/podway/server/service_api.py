@@ -71,7 +71,7 @@ class RevisionView(Reply, frozen=True):
     user: str
 
 
-class GroupView(Reply, frozen=True):
+class ReplicaGroupView(Reply, frozen=True):
     """One group of replicas of a service that has groups."""
 
     name: str
@@ -113,7 +113,7 @@ class ServiceView(Reply, frozen=True):
     shared_with: dict[str, str]  # person -> view or use
     hourly_cost: float | None
     cost: float | None
-    groups: tuple[GroupView, ...] = ()
+    groups: tuple[ReplicaGroupView, ...] = ()
 
 
 class ServicesReply(Reply, frozen=True):

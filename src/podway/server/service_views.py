@@ -16,7 +16,7 @@ from podway.control.store import Store
 from podway.server import views
 from podway.server.service_api import (
     DifferenceView,
-    GroupView,
+    ReplicaGroupView,
     ReplicaView,
     RevisionView,
     ServicePreviewReply,
@@ -37,7 +37,7 @@ def service_view(store: Store, service: Service, *, ended: bool = False) -> Serv
     load = summarize(rows.loads(service.name, now - RATE_S), now, RATE_S)
     spec = service.spec
     groups = [_group_view(service, name, replicas) for name in service.group_names if name]
-    parts: list[GroupView] | list[Scaling] = groups or [spec.scaling]
+    parts: list[ReplicaGroupView] | list[Scaling] = groups or [spec.scaling]
     return ServiceView(
         id=service.id,
         name=service.name,
@@ -69,10 +69,10 @@ def service_view(store: Store, service: Service, *, ended: bool = False) -> Serv
     )
 
 
-def _group_view(service: Service, name: str, replicas: Iterable[ReplicaView]) -> GroupView:
+def _group_view(service: Service, name: str, replicas: Iterable[ReplicaView]) -> ReplicaGroupView:
     part, group = view_of(service, name), service.spec.find_group(name)
     scaling = part.spec.scaling
-    return GroupView(
+    return ReplicaGroupView(
         name=name,
         state=part.state.value,
         reason=part.reason,

@@ -53,10 +53,10 @@ def run(address: PodAddress, home: str, env: Mapping[str, str], folder: Path) ->
     """Serve the pod at this address; the key that is shown is in `folder`."""
     api = KubernetesApi(find_context(address.context))
     pod = SshPod(api=api, namespace=address.namespace, name=find_pod(api, address), home=home, env=env)
-    asyncio.run(serve_stdio(lambda: _Server(pod), proxied_host_key(folder)))
+    asyncio.run(serve_stdio(lambda: _PodServer(pod), proxied_host_key(folder)))
 
 
-class _Server(asyncssh.SSHServer):
+class _PodServer(asyncssh.SSHServer):
     """Lets in the user who started the command, and forwards ports."""
 
     def __init__(self, pod: SshPod) -> None:
@@ -68,7 +68,7 @@ class _Server(asyncssh.SSHServer):
 
     def session_requested(self) -> Any:
         assert self._connection is not None  # made before anything is requested on it
-        return self._connection.create_server_channel(encoding=None), _Process(self._pod)
+        return self._connection.create_server_channel(encoding=None), _SshSession(self._pod)
 
     def begin_auth(self, username: str) -> bool:
         return False
@@ -128,7 +128,7 @@ async def _join(session: PodSession, reader: Any, writer: Any) -> None:
         writer.close()
 
 
-class _Process(asyncssh.SSHServerSession[bytes]):
+class _SshSession(asyncssh.SSHServerSession[bytes]):
     """A shell, a command or sftp in the pod; its exit code is the client's.
 
     Not a process of asyncssh's, which serves sftp by itself, from this machine's files.
