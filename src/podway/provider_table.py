@@ -48,6 +48,8 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     )
     # "package.module:function" (-> str): why images cannot be used there now, or ''; '' where only a host can tell.
     image_check: str = ""
+    # "package.module:function" (home, Placement -> a remark, or ''): a place that it does not have is a UserError.
+    check_place: str = ""
     diagnose: str = ""  # "package.module:function" (home -> findings): what `podway doctor` checks
     no_stop: str = "its hosts cannot be stopped"  # why, for a provider that does not implement SupportsStop
 
@@ -58,6 +60,7 @@ _ROWS = (
         opens="podway.providers.gcp.opening:open_provider",
         configured="podway.providers.gcp.configured:is_configured",
         diagnose="podway.providers.gcp.diagnose:diagnose",
+        check_place="podway.providers.gcp.places:remark_on_place",
         extra="gcp",
         place="google-zone",
         capabilities=frozenset(

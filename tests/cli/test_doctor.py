@@ -77,9 +77,9 @@ def test_a_cloud_that_does_not_answer_is_one_finding(
     result = run("doctor", "gcp", "-o", "json")
     assert result.code == 1
     found = {one["what"]: one for one in json.loads(result.out)["gcp"]}
-    assert found["project"]["ok"] and not found["network"]["ok"] and "HTTPS_PROXY" in found["network"]["fix"]
+    assert found["credentials"]["ok"] and not found["network"]["ok"] and "HTTPS_PROXY" in found["network"]["fix"]
     assert ("does not answer" if silent else "cannot be reached") in found["network"]["note"]
-    assert list(found) == ["project", "credentials", "network"]
+    assert list(found) == ["zones", "credentials", "network"]
     if listener:
         listener.close()
     assert not (place / "gcp" / "id_ed25519").exists()  # nothing is made

@@ -12,10 +12,12 @@ from podway.catalog.regions import distance_km, regions
 from podway.errors import UserError
 from podway.providers import Offer, ProviderSet, open_provider
 from podway.providers.gcp.configured import check_configured, find_project, is_configured, preferred_place
-from podway.providers.gcp.offers import _rank, check_place
+from podway.providers.gcp.diagnose import diagnose
+from podway.providers.gcp.offers import _rank
+from podway.providers.gcp.places import check_place, remark_on_place
 from podway.providers.gcp.settings import Settings
 from podway.sandbox.running import running_sandbox
-from podway.task.task import Placement
+from podway.task.task import Accelerator, Placement, Resources
 
 
 @pytest.fixture
@@ -112,6 +114,18 @@ def test_with_google_cloud_set_up_its_offers_come_first_and_a_simulation_is_aske
         assert json.loads(launch("--infra", "local").stdout)["provider"] == "local"
         nowhere = launch("--infra", "gcp", "--zone", "mars-a")
         assert nowhere.returncode == 1 and "mars-a is not a zone of Google Cloud" in nowhere.stderr
+        sandbox.command("POST", "projects", {"name": "theirs-1", "access": False})
+        wanted = Resources(accelerator=Accelerator(type="v6e-8"))
+        for project, said, hint in (
+            ("sandbx", "project sandbx does not exist, or this account may not use it", "did you mean `sandbox`?"),
+            ("theirs-1", "permission tpu.nodes.list is missing", "roles/tpu.admin"),
+        ):
+            monkeypatch.setenv("PODWAY_GCP_PROJECT", project)
+            wrong = next(one for one in diagnose(podway_home) if not one.ok)
+            assert said in wrong.note and hint in wrong.fix
+            with pytest.raises(UserError, match=said) as refused:  # one line, and not one for each zone
+                open_provider("gcp", podway_home).offers(wanted, 1)
+            assert hint in refused.value.hint
 
 
 def test_of_one_price_the_named_zone_then_the_nearest_region() -> None:
@@ -152,3 +166,13 @@ def test_a_place_that_is_nowhere_is_refused_before_anybody_is_asked() -> None:
     check_place(Placement(zone="mars-east1-a", region="mars-east1"), ("mars-east1-a",))  # the settings name it
     check_place(Placement(zone="us-east5-z"), ())  # the cloud will tell
     check_place(Placement(), ())
+    with pytest.raises(UserError) as misspelt:
+        check_place(Placement(zone="us-eats5-b"), ())
+    assert misspelt.value.hint == "did you mean `us-east5-b`?"
+
+
+def test_a_zone_that_the_catalog_does_not_know_is_doubted(tmp_path: Path) -> None:
+    assert "did you mean us-east5-" in remark_on_place(tmp_path, Placement(provider="gcp", zone="us-east5-z"))
+    (tmp_path / "gcp.yaml").write_text("zones: [us-east5-z]\n")
+    assert remark_on_place(tmp_path, Placement(provider="gcp", zone="us-east5-z")) == ""
+    assert remark_on_place(tmp_path, Placement(provider="gcp")) == ""

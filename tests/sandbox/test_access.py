@@ -175,3 +175,29 @@ def test_the_metadata_server_tells_web_pages_nothing(headers: dict[str, str]) ->
     assert client.get(path, headers=good).text == "w-0"
     assert client.get(path, headers=good | {"host": "169.254.169.254"}).text == "w-0"
     assert client.get(path, headers=good | headers).status_code == 403
+
+
+# What Google's services answer for a project that does not exist, and for one of somebody else's.
+REFUSED = {
+    "tpu list": ((403, "Permission denied on resource project nope."), (403, "'tpu.nodes.list' denied on 'projects/")),
+    "compute list": ((404, "The resource 'projects/nope' was not found"), (403, "permission for 'projects/theirs'")),
+    "service usage": (
+        (403, "Project 'nope' not found or permission"),
+        (403, "Project 'theirs' not found or permission"),
+    ),
+    "resource manager": ((403, "caller does not have permission"), (403, "caller does not have permission")),
+    "storage list": ((400, "Unknown project id: nope"), (403, "denied on 'projects/theirs'")),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_project_that_is_not_there_is_refused_as_each_service_does_it(
+    sandbox: Running, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox.command("POST", "projects", {"name": "theirs", "access": False})
+    method, path, body = REQUESTS[what]
+    assert "sandbox" in path
+    for project, (status, said) in zip(("nope", "theirs"), REFUSED[what], strict=True):
+        monkeypatch.setitem(REQUESTS, what, (method, path.replace("sandbox", project), body))
+        answered, text = ask(sandbox, what, sandbox.headers())
+        assert (answered, said in text) == (status, True), text

@@ -8,7 +8,8 @@ import msgspec
 
 from podway.cli.options import output_option
 from podway.cli.task_options import task_options
-from podway.control.capability_check import forecast
+from podway.control.capability_check import check_places, forecast
+from podway.home import home
 from podway.provider_table import find_row
 from podway.task.environment import Overrides
 from podway.task.explain import explain, explain_volume
@@ -45,7 +46,10 @@ def command(ctx: click.Context, file: str | None, output: str, as_schema: bool, 
         click.echo(shown_volume or explain_volume(volume))
         return
     tasks = read_tasks(file, overrides=overrides) if text is None else read_tasks_text(text, overrides=overrides)
-    tasks = tuple(msgspec.structs.replace(task, notes=(*task.notes, *forecast(task))) for task in tasks)
+    tasks = tuple(
+        msgspec.structs.replace(task, notes=(*task.notes, *check_places(task, home()), *forecast(task)))
+        for task in tasks
+    )
     if output == "json":
         shown = [without_secrets(task) for task in tasks]
         click.echo(msgspec.json.format(msgspec.json.encode(shown if len(shown) > 1 else shown[0]), indent=2))

@@ -20,8 +20,10 @@ from podway.cli.screen import LAST, MORE, Screen
 from podway.cli.sizing import warn_misfit
 from podway.cli.tables import table
 from podway.cli.watching import ProgressPrinter, exit_code, follow, show_end
+from podway.control.capability_check import check_places
 from podway.control.records import ENDED, JobState
 from podway.errors import UserError
+from podway.home import home
 from podway.launch_options import FollowingTask, LaunchOptions, LaunchRequest
 from podway.provider_table import find_row
 from podway.quantities import format_count
@@ -48,6 +50,8 @@ class Interaction(msgspec.Struct, frozen=True, kw_only=True):
 def launch(task: Task, options: LaunchOptions, interaction: Interaction, then: Sequence[Task] = ()) -> int:
     """Run the launch of a task and of those that follow it; the exit code."""
     client = Client()
+    if client.own_server:  # another one may have settings that this machine does not
+        check_places(task, home())
     with Screen(err=interaction.json or interaction.dryrun) as screen:
         for one in (task, *then):
             show_notes(one, one.name if then else None)

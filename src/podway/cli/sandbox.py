@@ -236,6 +236,14 @@ def reserve(name: str, chips: int, generation: str, zone: str | None) -> None:
 
 
 @command.command()
+@click.argument("name")
+@click.option("--no-access", is_flag=True, help="One that you may not use.")
+def project(name: str, no_access: bool) -> None:
+    """Let another project exist; any other name is refused as Google Cloud does it."""
+    click.echo(_ask("POST", "projects", {"name": name, "access": not no_access})["name"])
+
+
+@command.command()
 @click.argument("kind", type=click.Choice(KINDS))
 @click.option("--service", help="tpu, compute or storage; a pattern.")
 @click.option("--method", help="CreateNode, Create*, objects.get; a pattern.")

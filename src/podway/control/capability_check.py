@@ -4,13 +4,14 @@ A provider says in `capabilities` which of these it does for real; nothing a tas
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from podway.errors import UserError
 from podway.hosts.manifest import FileTree
 from podway.launch import runs_image_command
-from podway.provider_table import ProviderRow, provider_rows, row_of, why_no_image
+from podway.provider_table import ProviderRow, load, provider_rows, row_of, why_no_image
 from podway.task.mounts import settled
 from podway.task.task import (
     Bucket,
@@ -94,6 +95,13 @@ def forecast(task: Task) -> tuple[str, ...]:
         for line in lines:
             said.setdefault(line, []).append(row.name)
     return tuple(line if len(names) == len(rows) else f"on {', '.join(names)}: {line}" for line, names in said.items())
+
+
+def check_places(task: Task, root: Path) -> tuple[str, ...]:
+    """Refuse a region or zone that its provider does not have, before anybody is asked; remarks on those it may not have."""
+    found = {one.placement: row_of(one.placement.provider) for one in _every_resource(task) if one.placement.provider}
+    remarks = (load(row.check_place)(root, place) for place, row in found.items() if row.check_place)
+    return tuple(remark for remark in remarks if remark)
 
 
 def no_image_for(task: Task, row: ProviderRow) -> str:

@@ -10,6 +10,7 @@ POST /sandbox/hosts          {"node": N, "workers"?: [0], "action": "kill-sshd"|
 POST /sandbox/stock          {"zone"?, "generation"?, "tier"?, "chips": n | null}
 POST /sandbox/quota          {"zone"?, "quota"?, "limit": n | null}
 POST /sandbox/reservations   {"zone", "name", "generation", "chips"}
+POST /sandbox/projects       {"name", "access"?: false}    another project; one that the caller may not use
 POST /sandbox/permissions    {"bucket"?, "deny": ["storage.objects.get"]}    what the caller may not do; [] gives all back
 """
 
@@ -50,6 +51,7 @@ class Commands:
             ("POST", "stock"): self._stock,
             ("POST", "quota"): self._quota,
             ("POST", "reservations"): self._reserve,
+            ("POST", "projects"): self._add_project,
             ("POST", "permissions"): self._permit,
         }
 
@@ -156,6 +158,11 @@ class Commands:
         project = str(asked.get("project") or self._sandbox.project)
         made = self._sandbox.world.capacity.reserve(project, zone, str(asked["name"]), generation, chips, time.time())
         return {"name": made.name}
+
+    async def _add_project(self, asked: JsonObject) -> JsonObject:
+        name = check_id("name", str(asked.get("name") or ""))
+        self._sandbox.projects.known[name] = bool(asked.get("access", True))
+        return {"name": name}
 
     async def _permit(self, asked: JsonObject) -> JsonObject:
         deny = asked.get("deny")

@@ -29,12 +29,13 @@ from podway.sandbox.hosts.metadata import Metadata, metadata_tree
 from podway.sandbox.hosts.netns import METADATA_ADDRESS
 from podway.sandbox.jsons import JsonObject
 from podway.sandbox.names import stamp
+from podway.sandbox.projects import Projects
 from podway.sandbox.status import ApiError
 from podway.sandbox.storage.api import Storage
 from podway.sandbox.storage.buckets import Buckets
 from podway.sandbox.tpu.api import TpuApi
 from podway.sandbox.tpu.nodes import MachineAction
-from podway.sandbox.tpu.routes import id_of, zone_of
+from podway.sandbox.tpu.routes import about_of, id_of, project_of, zone_of
 from podway.sandbox.world import World
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class Sandbox:
         self.storage = Storage(Buckets(state / "objects", self.world.ledger))
         self.faults = Faults()
         self.access = Access()
+        self.projects = Projects(project)
         self._orders: dict[int, asyncio.Lock] = {}  # the actions of one node are done one after the other
         self._tasks: set[asyncio.Task[None]] = set()
         self._moved = asyncio.Event()
@@ -90,6 +92,8 @@ class Sandbox:
         call = Call(service="tpu", method=method, zone=zone_of(fields), name=id_of(fields))
 
         async def do(failure: ApiError | None) -> JsonObject:
+            if project := project_of(fields):
+                self.projects.check("tpu", project, method, about_of(fields))
             try:
                 return self.api.call(version, method, fields, time.time(), failure)
             finally:
@@ -103,6 +107,7 @@ class Sandbox:
         call, act = compute_route(self.world.compute, self.world.disk_users, method, path, query, body)
 
         async def do(failure: ApiError | None) -> JsonObject:
+            self.projects.check("compute", path.removeprefix("/compute/v1/").split("/")[1], call.method)
             try:
                 return act(time.time(), failure)
             finally:
@@ -116,6 +121,8 @@ class Sandbox:
         call, act = container_route(self.world.node_pools, method, path, body)
 
         async def do(failure: ApiError | None) -> JsonObject:
+            name = path.strip("/").partition("/")[2]
+            self.projects.check("container", name.split("/")[1], call.method, name)
             try:
                 return act(time.time(), failure)
             finally:

@@ -29,10 +29,11 @@ STATUSES: dict[str, tuple[int, int]] = {
 class ApiError(Exception):
     """A request that is refused, or an operation that failed."""
 
-    def __init__(self, status: str, message: str) -> None:
+    def __init__(self, status: str, message: str, *, details: tuple[JsonObject, ...] = ()) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.details = details
 
     @property
     def grpc_code(self) -> int:
@@ -46,7 +47,8 @@ class ApiError(Exception):
 
     def as_http(self) -> JsonObject:
         """The body of an HTTP answer."""
-        return {"error": {"code": self.http_code, "message": self.message, "status": self.status}}
+        more: JsonObject = {"details": list(self.details)} if self.details else {}
+        return {"error": {"code": self.http_code, "message": self.message, "status": self.status, **more}}
 
     def as_rpc(self) -> JsonObject:
         """google.rpc.Status, as an operation or a failed resource holds it."""

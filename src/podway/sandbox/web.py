@@ -19,6 +19,7 @@ from podway.sandbox.commands import Commands
 from podway.sandbox.compute.resources import compute_error
 from podway.sandbox.container.routes import is_container
 from podway.sandbox.faults import Call
+from podway.sandbox.jsons import JsonObject
 from podway.sandbox.names import project_number
 from podway.sandbox.sandbox import Dropped, Sandbox
 from podway.sandbox.service_usage import list_metrics
@@ -135,6 +136,8 @@ class Web:
             call, act = self._sandbox.storage.route(request)
 
             async def do(_: ApiError | None) -> Response:
+                if project := request.query_params.get("project"):
+                    self._sandbox.projects.check("storage", project, call.method)
                 return await act()
 
             return await self._sandbox.guarded(call, do)
@@ -147,8 +150,8 @@ class Web:
         if is_container(self._sandbox.world.node_pools, path):
             return answer(await self._sandbox.container(request.method, path, await body_of(request)))
         parts = path.strip("/").split("/")
-        if len(parts) == 3 and parts[:2] == ["v1", "projects"] and request.method == "GET":
-            return await self._project(parts[2])
+        if parts[:2] == ["v1", "projects"] and len(parts) < 4 and request.method == "GET":
+            return await self._project(parts[2]) if parts[2:] else await self._list_projects()
         asked = route(request.method, path, dict(request.query_params), await body_of(request))
         shown: object = await self._sandbox.tpu(asked.version, asked.method, asked.fields)
         wants = request.query_params.get("$alt", "")
@@ -168,6 +171,7 @@ class Web:
 
         async def do(_: ApiError | None) -> Response:
             query = dict(request.query_params)
+            self._sandbox.projects.check("serviceusage", project, call.method)
             return answer(list_metrics(self._sandbox.world.capacity, project, service, query))
 
         return await self._sandbox.guarded(call, do)
@@ -176,7 +180,18 @@ class Web:
         call = Call(service="cloudresourcemanager", method="GetProject", name=project)
 
         async def do(_: ApiError | None) -> Response:
-            number = project_number(project)
-            return answer({"projectId": project, "projectNumber": number, "name": project, "lifecycleState": "ACTIVE"})
+            self._sandbox.projects.check("cloudresourcemanager", project, call.method)
+            return answer(_project_view(project))
 
         return await self._sandbox.guarded(call, do)
+
+    async def _list_projects(self) -> Response:
+        async def do(_: ApiError | None) -> Response:
+            return answer({"projects": [_project_view(name) for name in self._sandbox.projects.usable()]})
+
+        return await self._sandbox.guarded(Call(service="cloudresourcemanager", method="ListProjects"), do)
+
+
+def _project_view(project: str) -> JsonObject:
+    number = project_number(project)
+    return {"projectId": project, "projectNumber": number, "name": project, "lifecycleState": "ACTIVE"}

@@ -56,6 +56,8 @@ def place(field: Field, where: str | None, region: str | None, zone: str | None)
     """The three together; a zone names its region by itself."""
     row = find_row(where) if where else None
     google = row is None or row.place == "google-zone"
+    if google and zone is None and region and _ZONE.fullmatch(region):  # gcp/us-east5-b, without the region between
+        region, zone = None, region
     match = _ZONE.fullmatch(zone) if zone and google else None
     if zone and google and match is None:
         zones = sorted({price.zone for price in all_prices() if price.zone})

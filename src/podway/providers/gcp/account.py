@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import asyncssh
 import google.auth
 from google.auth.credentials import AnonymousCredentials, Credentials
 from google.auth.exceptions import DefaultCredentialsError, RefreshError
@@ -17,7 +16,7 @@ from podway.errors import UserError
 from podway.files import write_atomically
 from podway.providers.gcp.configured import check_configured, find_project, may_have_credentials, no_project
 from podway.providers.gcp.settings import LOG_IN, SCOPE, VARIABLES, Settings, read_settings
-from podway.providers.ssh.machine import owner_of
+from podway.providers.owner import owner_of
 
 GCLOUD_S = 30.0
 
@@ -85,6 +84,8 @@ class Account:
         """The key that hosts are given; the pair is made when it is first asked for."""
         public = self.identity_file.with_suffix(".pub")
         if not public.exists():
+            import asyncssh  # it takes a third of a second, and only a first launch needs it
+
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             key = asyncssh.generate_private_key("ssh-ed25519", comment="podway")
             write_atomically(self.identity_file, key.export_private_key(), mode=0o600)

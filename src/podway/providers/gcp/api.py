@@ -32,6 +32,7 @@ from podway.providers import Step
 from podway.providers.gcp.account import Account
 from podway.providers.gcp.emulator import open_channel
 from podway.providers.gcp.errors import GcpError, explain, failed_operation
+from podway.providers.gcp.project_check import check_project
 from podway.providers.gcp.quota import SERVICE, MetricItem, Quota, read_quotas
 from podway.providers.gcp.resources import (
     ComputeItem,
@@ -168,6 +169,14 @@ class Cloud:
     def disk(self, path: str) -> ComputeItem:
         """A disk of Compute Engine, whoever made it."""
         return self._call(lambda: self._compute(ComputeItem, "GET", f"v1/{path}"), zone=zone_of(path))
+
+    def check_project(self) -> None:
+        """A UserError where nothing can be done in the project; silence where that is not known."""
+        try:
+            check_project(self._account)
+        except GcpError as error:
+            if error.kind == "never":
+                raise error.as_error() from None
 
     def has_type(self, zone: str, accelerator_type: str) -> bool:
         """Whether the project is offered this accelerator type in the zone."""

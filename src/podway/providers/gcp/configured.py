@@ -55,6 +55,16 @@ def find_project(settings: Settings) -> str | None:
     return _project_of_credentials() or gcloud_property("core", "project")
 
 
+def project_source(root: Path) -> str:
+    """Where the project's name comes from, for those who have to correct it."""
+    for name in ("PODWAY_GCP_PROJECT", "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"):
+        if name == "GOOGLE_CLOUD_PROJECT" and read_settings(root).project:
+            return str(root / "gcp.yaml")
+        if os.environ.get(name):
+            return name
+    return "the credentials" if _project_of_credentials() else "gcloud: gcloud config set project NAME"
+
+
 def may_have_credentials() -> bool:
     """Whether looking for credentials can find any."""
     return _has_login() or _on_google()

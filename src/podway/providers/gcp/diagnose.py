@@ -1,4 +1,4 @@
-"""Google Cloud for `podway doctor`: credentials, project, APIs, quota, zones and keys, in the order in which a launch needs them."""
+"""Google Cloud for `podway doctor`: zones, credentials, project, APIs, quota and keys: what is told without waiting first."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ def diagnose(root: Path) -> Iterator[Finding]:
         return
     # Here, not above: a person whose configuration is wrong need not wait for Google's clients.
     from podway.providers.gcp.account import Account
-    from podway.providers.gcp.api import Cloud
     from podway.providers.gcp.errors import GcpError
 
     account = Account(root)
-    cloud = Cloud(account)
 
     def called(what: str, look: Callable[[], str]) -> Iterator[Finding]:
         try:
@@ -40,23 +38,26 @@ def diagnose(root: Path) -> Iterator[Finding]:
         except GcpError as error:
             yield Finding(what=what, ok=False, note=error.what, fix=error.hint or "try again in a moment")
 
-    for look in (
-        called("project", lambda: account.project),
-        called("credentials", lambda: _log_in(account)),
-    ):
-        finding = next(look)
-        yield finding
-        if not finding.ok:
-            return
+    yield from called("zones", lambda: _zones(account.settings.zones))
+    credentials = next(called("credentials", lambda: _log_in(account)))
+    yield credentials
+    if not credentials.ok:
+        return
     try:
         _reach(account)
     except UserError as error:  # each of the others would wait for as long
         yield Finding(what="network", ok=False, note=error.what, fix=error.hint)
         return
+    project = next(called("project", lambda: _project(account)))
+    yield project
+    if not project.ok:
+        return
+    from podway.providers.gcp.api import Cloud
+
+    cloud = Cloud(account)
     yield from called("Cloud TPU API", lambda: _listed(len(cloud.look(("node", "queued resource")).resources)))
     yield from called("Compute Engine API", lambda: _listed(len(cloud.look(("firewall rule",)).resources)))
     yield from called("quota", lambda: _quota(cloud, account.project))
-    yield from called("zones", lambda: _zones(account.settings.zones))
     key = account.identity_file
     yield from called("ssh key of the hosts", lambda: str(key) if key.exists() else "made by the first launch")
 
@@ -77,6 +78,19 @@ def _log_in(account: Account) -> str:
     except GoogleAuthError as error:
         raise UserError(f"Google refuses these credentials: {error}", LOG_IN) from None
     return str(getattr(found, "service_account_email", "") or "valid")
+
+
+def _project(account: Account) -> str:
+    """Its name, once it is known that it is there; whether the API is enabled is for the checks that follow."""
+    from podway.providers.gcp.errors import GcpError
+    from podway.providers.gcp.project_check import check_project
+
+    try:
+        check_project(account)
+    except GcpError as error:
+        if error.no_project:
+            raise
+    return account.project
 
 
 def _reach(account: Account) -> None:
@@ -110,10 +124,10 @@ def _quota(cloud: Cloud, project: str) -> str:
 
 
 def _zones(chosen: tuple[str, ...]) -> str:
-    from podway.catalog.prices import all_prices
+    from podway.providers.gcp.places import tpu_zones
     from podway.task.fields import did_you_mean
 
-    known = sorted({price.zone for price in all_prices() if price.zone})
+    known = tpu_zones()
     for zone in chosen:
         if zone not in known:
             raise UserError(

@@ -35,6 +35,11 @@ _API_OFF = re.compile(
     re.IGNORECASE,
 )
 _DENIED = re.compile(r"[Pp]ermission '?([a-z]+\.[A-Za-z.]+)'? denied|Required '([a-z]+\.[A-Za-z.]+)' permission")
+# What the services say of a project that does not exist or is somebody else's; which of the two they do not tell.
+_NO_PROJECT = re.compile(
+    r"Permission denied on resource project \[?(?P<a>[^\s\]]+?)\]?\.?$|Project '(?P<b>[^']+)' not found or permission denied"
+    r"|[Rr]ead access to project '(?P<c>[^']+)' was denied|The resource 'projects/(?P<d>[^'/]+)' was not found"
+)
 _IN_USE = re.compile(r"already being used|resourceInUse|in use by", re.IGNORECASE)
 _OF_THE_ZONE = re.compile(r"\bzone\b|\blocation|\bregion|accelerator ?type|subnetwork", re.IGNORECASE)
 
@@ -43,15 +48,26 @@ class GcpError(Exception):
     """What went wrong in one call, and of which of the five kinds it is.
 
     `sure`: the call certainly had no effect. `no_quota`: the project has a quota of 0, which no waiting changes.
+    `no_project`: there is no such project, or this account may not use it.
     """
 
-    def __init__(self, kind: Kind, what: str, hint: str = "", *, sure: bool = True, no_quota: bool = False) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        what: str,
+        hint: str = "",
+        *,
+        sure: bool = True,
+        no_quota: bool = False,
+        no_project: bool = False,
+    ) -> None:
         super().__init__(what)
         self.kind = kind
         self.what = what
         self.hint = hint
         self.sure = sure
         self.no_quota = no_quota
+        self.no_project = no_project
 
     def as_error(self) -> Exception:
         """The same, as the rest of Podway knows it."""
@@ -68,6 +84,8 @@ def explain(error: BaseException, wanted: str, zone: str | None) -> GcpError:
             return error
         case GoogleAuthError():
             return GcpError("never", f"Google Cloud did not accept the credentials: {_line(error)}", LOG_IN)
+        case exceptions.NotFound() | exceptions.Forbidden() if named := _NO_PROJECT.search(_line(error)):
+            return no_such_project(next(name for name in named.groups() if name))
         case exceptions.NotFound():
             return GcpError("absent", _line(error))
         case exceptions.Aborted():
@@ -92,6 +110,12 @@ def explain(error: BaseException, wanted: str, zone: str | None) -> GcpError:
             return GcpError("again", f"Google Cloud cannot be reached: {_cause(error)}", sure=False)
         case _:
             raise error
+
+
+def no_such_project(name: str, hint: str = "your projects: gcloud projects list") -> GcpError:
+    """A project that cannot be used, whatever is asked of it."""
+    what = f"Google Cloud project {name} does not exist, or this account may not use it"
+    return GcpError("never", what, hint, no_project=True)
 
 
 def failed_operation(code: int, message: str, wanted: str, zone: str | None) -> GcpError:
@@ -136,7 +160,7 @@ def _forbidden(message: str, wanted: str, place: str) -> GcpError:
         return exhausted(message, wanted, place)
     denied = _DENIED.search(message)
     permission = (denied[1] or denied[2]) if denied else ""
-    if permission and "/locations/" in message:
+    if permission and "/locations/" in message and "/locations/-" not in message:
         return GcpError("elsewhere", f"permission {permission} is missing{place}")
     if permission:
         return GcpError(

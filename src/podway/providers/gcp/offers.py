@@ -11,16 +11,16 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from podway.catalog.prices import ZonePrice, offers_for, zones_of
-from podway.catalog.regions import distance_km, is_region, regions
+from podway.catalog.regions import distance_km, is_region
 from podway.catalog.slices import Slice, find_slice
 from podway.errors import UserError
 from podway.providers import Blocked, Offer
 from podway.providers.gcp.api import Cloud
 from podway.providers.gcp.errors import GcpError
+from podway.providers.gcp.places import check_place, region_of
 from podway.providers.gcp.quota import Quota, too_little
 from podway.providers.gcp.settings import Settings
-from podway.task.fields import did_you_mean
-from podway.task.task import Placement, Resources
+from podway.task.task import Resources
 
 FRESH_S = 900.0  # what a project is offered changes by days, quotas by requests that take hours
 AT_ONCE = 8
@@ -40,17 +40,20 @@ class OfferFinder:
         """One for each zone (and tariff, where spot is left open), the cheapest first, unknown prices last."""
         zones = settings.zones
         place = resources.placement
+        check_place(place, zones)
         if resources.accelerator is None:
             preferred = [*zones, *([settings.near] if settings.near and not is_region(settings.near) else [])]
-            zone = place.zone or next((one for one in preferred if place.region in (None, _region(one))), None)
+            zone = place.zone or next((one for one in preferred if place.region in (None, region_of(one))), None)
             zone = zone or (f"{place.region}-a" if place.region else CPU_ZONE)
             note = "a virtual machine; its price is not in the catalog"
             return [
-                Offer(provider="gcp", accelerator_type=None, slices=slices, region=_region(zone), zone=zone, note=note)
+                Offer(
+                    provider="gcp", accelerator_type=None, slices=slices, region=region_of(zone), zone=zone, note=note
+                )
             ]
         tpu = find_slice(resources.accelerator.type, resources.accelerator.topology)
         prices = [price for price in offers_for(tpu) if price.zone and _wanted(price, resources, zones)]
-        named = [place.zone] if place.zone else [zone for zone in zones if place.region in (None, _region(zone))]
+        named = [place.zone] if place.zone else [zone for zone in zones if place.region in (None, region_of(zone))]
         prices += [_unpriced(tpu, zone) for zone in named if zone not in {price.zone for price in prices}]
         if not prices:
             where = place.zone or place.region or ", ".join(zones) or "any zone"
@@ -101,7 +104,9 @@ class OfferFinder:
         ]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             limits = pool.submit(self._ask_quotas) if now - self._quotas[0] >= FRESH_S else None
-            answers = pool.map(lambda zone: self._ask_offered(zone, accelerator_type), unknown)
+            answers = list(pool.map(lambda zone: self._ask_offered(zone, accelerator_type), unknown))
+            if unknown and all(offered is None for offered in answers):
+                self._cloud.check_project()  # before each zone is tried in turn, for nothing
             for zone, offered in zip(unknown, answers, strict=True):
                 if offered is not None:
                     self._offered[zone, accelerator_type] = (now, offered)
@@ -136,18 +141,10 @@ def _rank(offer: Offer, zones: tuple[str, ...], near: str | None) -> tuple[bool,
     zone = offer.zone or ""
     place = zones.index(zone) if zone in zones else len(zones)
     home = zones[0] if zones else near
-    far = distance_km(_region(home), _region(zone)) if home and zone != home else -1.0  # before others of its region
+    far = (
+        distance_km(region_of(home), region_of(zone)) if home and zone != home else -1.0
+    )  # before others of its region
     return offer.hourly_cost is None, offer.hourly_cost or 0.0, place, far, zone
-
-
-def check_place(place: Placement, zones: tuple[str, ...]) -> None:
-    """Refuse a place that Google Cloud does not have, before anybody is asked; one that the settings name is believed."""
-    region, zone = place.region, place.zone
-    wanted = region or (_region(zone) if zone else None)
-    if wanted is None or is_region(wanted) or zone in zones or wanted in {_region(one) for one in zones}:
-        return
-    what = f"zone {zone}" if zone else f"region {region}"
-    raise UserError(f"Google Cloud has no {what}", did_you_mean(wanted, regions()))
 
 
 def _wanted(price: ZonePrice, resources: Resources, zones: tuple[str, ...]) -> bool:
@@ -160,7 +157,7 @@ def _wanted(price: ZonePrice, resources: Resources, zones: tuple[str, ...]) -> b
 def _unpriced(tpu: Slice, zone: str) -> ZonePrice:
     return ZonePrice(
         accelerator_type=tpu.accelerator_type,
-        region=_region(zone),
+        region=region_of(zone),
         zone=zone,
         on_demand=None,
         spot=None,
@@ -183,8 +180,3 @@ def _offer(tpu: Slice, price: ZonePrice, slices: int, spot: bool, blocked: Block
         note=price.note,
         blocked=blocked,
     )
-
-
-def _region(place: str) -> str:
-    """Of a zone; a region is its own."""
-    return place if is_region(place) else place.rpartition("-")[0]

@@ -26,7 +26,7 @@ from podway.providers.gcp.api import EVERYWHERE, Cloud
 from podway.providers.gcp.configured import preferred_place
 from podway.providers.gcp.errors import GcpError
 from podway.providers.gcp.hosts import Hosts
-from podway.providers.gcp.offers import OfferFinder, check_place
+from podway.providers.gcp.offers import OfferFinder
 from podway.providers.gcp.records import ClusterRecords
 from podway.providers.gcp.render import RenderContext, is_queued, render
 from podway.providers.gcp.resources import (
@@ -78,7 +78,6 @@ class GcpProvider:
     def offers(self, resources: Resources, slices: int) -> list[Offer]:
         """The zones that have such slices, with their prices; those that the project is not offered say so."""
         settings = msgspec.structs.replace(self.account.settings, near=preferred_place())
-        check_place(resources.placement, settings.zones)
         self.account.check()
         return self.offer_finder.offers(resources, slices, settings)
 

@@ -29,7 +29,7 @@ from podway.providers.gke.manifests import (
 from podway.providers.gke.pool_render import POOLS, gke_cluster_of
 from podway.providers.gke.settings import GkeSettings, read_settings
 from podway.providers.gke.state import STOPPED, Seen
-from podway.providers.ssh.machine import owner_of
+from podway.providers.owner import owner_of
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"
 CONFIG_MAPS = "/api/v1/namespaces/{}/configmaps"

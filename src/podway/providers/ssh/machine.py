@@ -5,18 +5,15 @@ how each thing that can be wrong with a machine becomes one line a person can ac
 """
 
 import asyncio
-import contextlib
 import getpass
 import hashlib
 import json
 import platform
-import secrets
 import shlex
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
@@ -202,18 +199,8 @@ def packed_agent() -> bytes:
     return zlib.compress(bundle().data)
 
 
-def owner_of(folder: Path) -> str:
-    """This Podway's name for itself towards the outside, kept in `folder`; made when it is first asked for."""
-    path = folder / "owner"
-    if not path.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), open(path, "x") as file:
-            file.write(secrets.token_hex(8))
-    return path.read_text()
-
-
 def who_am_i() -> str:
-    """A person's words for the same."""
+    """This Podway in a person's words."""
     return f"{getpass.getuser()}@{platform.node()}"
 
 

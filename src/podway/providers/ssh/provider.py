@@ -33,7 +33,8 @@ from podway.hosts.link import Connect
 from podway.hosts.ssh.connections import SshConnections
 from podway.order import Host, Order
 from podway.providers import CreatedVolume, Observation, Offer, OwnedResource, Request, Shell, Step
-from podway.providers.ssh.machine import Claimed, Held, MachineWork, Unable, owner_of, who_am_i
+from podway.providers.owner import owner_of
+from podway.providers.ssh.machine import Claimed, Held, MachineWork, Unable, who_am_i
 from podway.providers.ssh.pool import Machine, Pool, PoolSlice, read_inventory, read_pool
 from podway.task.task import Resources
 from podway.task.volumes import VolumeSpec

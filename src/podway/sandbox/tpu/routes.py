@@ -55,20 +55,26 @@ class Routed:
         return id_of(self.fields)
 
 
+def project_of(fields: JsonObject) -> str:
+    """The project that a request is about."""
+    return about_of(fields).split("/")[1] if "/" in about_of(fields) else ""
+
+
 def zone_of(fields: JsonObject) -> str:
     """The zone that a request is about."""
-    parts = _about(fields).split("/")
+    parts = about_of(fields).split("/")
     return parts[3] if len(parts) > 3 else ""
 
 
 def id_of(fields: JsonObject) -> str:
     """The id of what a request is about."""
-    parts = _about(fields).split("/")
+    parts = about_of(fields).split("/")
     given = fields.get("nodeId") or fields.get("queuedResourceId")
     return str(given or (parts[5] if len(parts) > 5 else ""))
 
 
-def _about(fields: JsonObject) -> str:
+def about_of(fields: JsonObject) -> str:
+    """The name of what a request is about: a resource, or the parent of what is listed or made."""
     return str(fields.get("name") or fields.get("parent") or (fields.get("node") or {}).get("name") or "")
 
 
