@@ -20,9 +20,18 @@ from podway.rehearse.memory import Hbm
 from podway.rehearse.messages import Lowered
 from podway.rehearse.program import Program, asynchronous
 from podway.rehearse.rehearsal import CompileReport, Rehearsal, training_settings
-from podway.rehearse.running import at_once, cached, check_installed, environment, rehearse, store_report
+from podway.rehearse.running import (
+    at_once,
+    cached,
+    check_installed,
+    environment,
+    is_whole_text,
+    rehearse,
+    store_report,
+)
 from podway.rehearse.timeline import estimate
 from podway.train.settings import read_config
+from tests.rehearse.recorded import text
 
 TINY = Rehearsal(
     model="tiny-llama3",
@@ -201,3 +210,13 @@ def test_a_plan_becomes_settings_that_the_trainer_reads(training: Training) -> N
         assert (config.lora.rank, config.lora.base, config.lora.targets) == (8, "int8", ("q", "v"))
     if "+" in training.remat:
         assert (config.remat.policy, config.remat.save) == ("custom", ("qkv", "context"))
+
+
+@pytest.mark.parametrize("name", ["scan_v5e", "scan_v6e_sparsecore"])
+def test_a_program_that_is_still_being_written_is_not_taken_for_whole(name: str) -> None:
+    """A compiler that gets no time writes nothing for longer than anyone waits: what is there then is no program."""
+    written = text(name).encode()
+    assert is_whole_text(written)
+    ends = [at for at in range(1, len(written)) if written[at - 1 : at] == b"\n"]
+    assert not any(is_whole_text(written[:at]) for at in ends[:-1] if written[at:].strip())
+    assert not is_whole_text(written[: len(written) // 2]) and not is_whole_text(b"")

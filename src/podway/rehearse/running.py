@@ -255,7 +255,9 @@ class _Worker:
         size = found.stat().st_size
         if self.process.poll() is None:
             time.sleep(0.2)  # it may still be growing
-        return found if size and found.stat().st_size == size else None
+        if not size or found.stat().st_size != size:
+            return None
+        return found if suffix not in _TEXTS or is_whole_text(found.read_bytes()) else None
 
     def _read(self, lowered: Lowered, end: Compiled) -> CompileReport:
         base = CompileReport(
@@ -293,6 +295,11 @@ class _Worker:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+def is_whole_text(text: bytes) -> bool:
+    """Whether a program was written to its end, where its entry is: on a busy machine its size may stand still long before."""
+    return b"\nENTRY " in text and text.rstrip().endswith(b"\n}")
 
 
 def _spare_rows(rehearsal: Rehearsal) -> float:
