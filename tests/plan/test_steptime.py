@@ -68,7 +68,7 @@ def test_what_is_computed_again() -> None:
 
 def test_full_remat_of_the_32b_job_costs_7_2_flops_a_parameter() -> None:
     shape = find_model("32b")
-    products = layer_products(shape, MeshShape())
+    products = layer_products(shape, 1, 1)
     again = needed_again(shape, Training(seq=1, batch=1))
     flops = sum(p.flops(1) * (4 if p.name in again else 3) for p in products)
     assert flops / sum(p.weights for p in products) == pytest.approx(7.17, abs=0.02)
@@ -77,14 +77,14 @@ def test_full_remat_of_the_32b_job_costs_7_2_flops_a_parameter() -> None:
 def test_experts_multiply_only_the_tokens_sent_to_them() -> None:
     shape = find_model("mixtral-8x7b")
     for expert in (1, 4):
-        wide = [p for p in layer_products(shape, MeshShape(expert=expert)) if p.name == "experts_up"]
+        wide = [p for p in layer_products(shape, 1, expert) if p.name == "experts_up"]
         assert wide[0].flops(8) == 2 * 8 * 2 * 4096 * 14336  # 2 of 8 experts for each of 8 tokens
 
 
 def test_one_expert_on_a_device_is_still_a_grouped_product() -> None:
     """`ragged_dot` computes whole tiles: 14336 columns are 15872 in the tiles of v5p, for one expert as for several."""
     shape, device = find_model("mixtral-8x7b"), device_of("v5p")
-    (down,) = (p for p in layer_products(shape, MeshShape(expert=8)) if p.name == "experts_down")
+    (down,) = (p for p in layer_products(shape, 1, 8) if p.name == "experts_down")
     assert down.copies == 1
     seconds = down.seconds(4096, device, passes=(1, 0, 0), training=Training(seq=4096, batch=1))
     assert seconds == pytest.approx(down.flops(4096) * 15_872 / 14_336 / device.matrix_rate, rel=0.001)
@@ -134,7 +134,7 @@ def test_v5e_gradients_hide_beside_the_product_that_makes_them() -> None:
     assert waits("v5e-256", few) > 6 * waits("v5e-256", many)
     small = find_model("llama3.2-3b")
     line, ring = (waits(name, Training(seq=8192, batch=64), small) for name in ("v5e-64", "v5e-16"))
-    gradients = 2 * 28 * sum(product.weights for product in layer_products(small, MeshShape()))
+    gradients = 2 * 28 * sum(product.weights for product in layer_products(small, 1, 1))
     assert line > gradients / device_of("v5e").link_bandwidth
     assert ring < line / 4
 

@@ -24,7 +24,7 @@ __all__ = ["Slice", "all_slices", "find_slice", "is_tpu_name", "slices_of"]
 _CUBE = 4  # chips along each side of the block that 3D pods are wired from (docs/v4)
 
 
-class Slice(msgspec.Struct, frozen=True, kw_only=True):
+class Slice(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One size of TPU that can be asked for: a box of chips and the hosts that hold them."""
 
     accelerator_type: str  # what the Cloud TPU API calls it

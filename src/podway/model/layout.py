@@ -81,7 +81,7 @@ SERVE_RULES = Rules(
 )
 
 
-class MeshShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MeshShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """Chips along each mesh axis, over all slices. The product is the number of chips (jax devices)."""
 
     slices: int = 1  # whole copies of the model's shards, over the data-centre network

@@ -161,7 +161,7 @@ class Embedding(Record, frozen=True, kw_only=True):
     logit_softcap: float | None = None
 
 
-class ModelShape(Record, frozen=True, kw_only=True):
+class ModelShape(Record, frozen=True, kw_only=True, cache_hash=True):
     """The dimensions and the variant of one decoder-only transformer."""
 
     family: Family

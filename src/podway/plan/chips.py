@@ -57,7 +57,7 @@ _MATRIX_EFFICIENCY = {
 _ATTENTION_PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4, "backward": 7}
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class Device(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One jax device (a chip, or a core where a chip shows two), as a planner sees it; rates per second."""
 
     generation: str

@@ -13,7 +13,7 @@ docs/measurements: Podway's own trainer over a grid of models and meshes) this i
 
 from functools import cache, lru_cache
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ from podway.model.shape import ModelShape, layer_kinds
 from podway.plan.chips import LANES, Device
 from podway.plan.products import head_product, layer_weights
 from podway.plan.training import BYTES, COMPUTE_BYTES, Adapters, Training
-from podway.plan.working_set import backward_bytes, loss_bytes, loss_of
+from podway.plan.working_set import Cut, Loss, backward_bytes, cut_of, loss_bytes, loss_of
 
 GIB = 2**30
 # How far above the limit a step is said to be close to it: published steps of MaxText that ran are up to 7.4% above. Podway's own
@@ -107,30 +107,79 @@ def train_memory(
     compiler schedules the step: one that does nothing special where it is left out."""
     tokens, whole = training.tokens_per_device(mesh), usable or limit
     weights, optimizer, gradients = _state(shape, mesh, training)
-    summed = _whole_sum(shape, mesh, training, device)
-    outside = tokens * saved_bytes_per_token(shape, mesh, training.offload) if training.offload else 0.0
-    early, loss = _early(gradients, training), loss_of(shape, mesh, training, tokens, whole)
-
+    summed, early = _whole_sum(shape, mesh, training, device), _early(gradients, training)
+    cut, step = cut_of(shape, mesh.fsdp, device), training.one_sequence
+    flow = _flow_of(shape, mesh.tensor, mesh.expert, mesh.context, cut, step, tokens, whole, device)
     first = Memory(
         weights=weights,
         optimizer=optimizer,
         gradients=gradients + summed,
-        # What is offloaded passes through HBM: that of the next layer comes while this one goes backward. In a parallel block the
-        # layer's own waits until then, because its MLP goes backward first.
-        saved=tokens * saved_bytes_per_token(shape, mesh, training.held)
-        + _kept_weights(shape, mesh, training)
-        + outside / shape.layers * (2 if shape.block == "parallel" else 1),
-        logits=loss_bytes(shape, mesh, training, tokens, loss, device),
-        temp=backward_bytes(shape, mesh, training, tokens, loss, device, tight=False),
+        saved=flow.saved,
+        logits=flow.logits,
+        temp=flow.temp,
         limit=limit,
         early=None if early is None else early + summed,
-        host=outside,
+        host=flow.outside,
         host_limit=host_limit,
     )
     if _TIGHT * whole < first.total < _HOPELESS * whole:
-        temp = backward_bytes(shape, mesh, training, tokens, loss, device, tight=True)
+        temp = _tight_temp(shape, mesh.tensor, mesh.expert, cut, step, tokens, flow.loss, device)
         return msgspec.structs.replace(first, temp=temp)
     return first
+
+
+class _Flow(NamedTuple):
+    """What tokens take of a device, beside the state."""
+
+    outside: float  # in host memory
+    saved: float
+    logits: float
+    temp: float  # where there is room
+    loss: Loss
+
+
+# A search asks for the same tokens on the same tensor and expert groups on many slices: what fsdp splits is another each time, and
+# this is not.
+@lru_cache(maxsize=8192)
+def _flow_of(
+    shape: ModelShape,
+    tensor: int,
+    expert: int,
+    context: int,
+    cut: Cut,
+    step: Training,
+    tokens: float,
+    whole: int,
+    device: Device | None,
+) -> _Flow:
+    """That of a step, whatever its batch and microbatches: `tokens` of it are on a device."""
+    outside = tokens * _saved_bytes(shape, tensor, expert, step.offload) if step.offload else 0.0
+    loss = loss_of(shape, tensor, context, step, tokens, whole)
+    # What is offloaded passes through HBM: that of the next layer comes while this one goes backward. In a parallel block the
+    # layer's own waits until then, because its MLP goes backward first.
+    saved = (
+        tokens * _saved_bytes(shape, tensor, expert, step.held)
+        + _kept_weights(shape, tensor, expert, cut, step)
+        + outside / shape.layers * (2 if shape.block == "parallel" else 1)
+    )
+    logits = loss_bytes(shape, tensor, cut, step, tokens, loss, device)
+    temp = backward_bytes(shape, tensor, expert, cut, step, tokens, loss, device, tight=False)
+    return _Flow(outside, saved, logits, temp, loss)
+
+
+@lru_cache(maxsize=8192)
+def _tight_temp(
+    shape: ModelShape,
+    tensor: int,
+    expert: int,
+    cut: Cut,
+    step: Training,
+    tokens: float,
+    loss: Loss,
+    device: Device | None,
+) -> float:
+    """The working set where there is little room."""
+    return backward_bytes(shape, tensor, expert, cut, step, tokens, loss, device, tight=True)
 
 
 def _whole_sum(shape: ModelShape, mesh: MeshShape, training: Training, device: Device | None) -> float:
@@ -263,9 +312,9 @@ def _asked_for(name: str, shape: ModelShape) -> bool:
     return name != "attn_out" or shape.block != "parallel"
 
 
-def _kept_weights(shape: ModelShape, mesh: MeshShape, training: Training) -> float:
+def _kept_weights(shape: ModelShape, tensor: int, expert: int, cut: Cut, training: Training) -> float:
     """Where nothing is computed again, the gathered weights of every layer stay for the backward pass."""
-    if "rest" not in training.saved or mesh.fsdp == 1 or not training.program.casts_once:
+    if "rest" not in training.saved or not cut.split or not training.program.casts_once:
         return 0.0
     kinds = layer_kinds(shape)
-    return COMPUTE_BYTES * sum(kind.layers * layer_weights(kind, mesh.tensor, mesh.expert) for kind in kinds)
+    return COMPUTE_BYTES * sum(kind.layers * layer_weights(kind, tensor, expert) for kind in kinds)

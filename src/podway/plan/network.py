@@ -97,7 +97,9 @@ def place(mesh: MeshShape, slice: Slice) -> MeshPlacement:
         )
     bounds, wrap, cores = bounds_of(slice)
     if mesh.tile is not None:
-        return _placed(mesh, bounds, wrap, cores, _tile(mesh.tile, slice))
+        start: Box = (1,) * len(bounds)
+        tile = group_of(mesh.tensor, _tile(mesh.tile, slice), start, bounds, wrap, cores)
+        return _placed(mesh, bounds, wrap, cores, tile)
     groups = _tensor_groups(mesh.tensor, slice)
     if not groups:
         raise UserError(
@@ -105,7 +107,7 @@ def place(mesh: MeshShape, slice: Slice) -> MeshPlacement:
             "use a size whose factors divide the topology",
         )
     return max(
-        (_placed(mesh, bounds, wrap, cores, group.box) for group in groups if group.links == groups[0].links),
+        (_placed(mesh, bounds, wrap, cores, group) for group in groups if group.links == groups[0].links),
         key=lambda p: (p.fsdp.links, p.data.links, p.tensor.box),
     )
 
@@ -145,6 +147,7 @@ def _tile(tile: Box, slice: Slice) -> Box:
     return plain
 
 
+@lru_cache(maxsize=2048)
 def _tensor_groups(size: int, slice: Slice) -> list[Group]:
     """Every box that can hold a tensor group, those with the most links first."""
     bounds, wrap, cores = bounds_of(slice)
@@ -162,16 +165,17 @@ def boxes(size: int, bounds: Box) -> tuple[Box, ...]:
     """All boxes of `size` devices whose sides divide `bounds`."""
     if not bounds:
         return ((),) if size == 1 else ()
-    sides = [side for side in _divisors(bounds[0]) if size % side == 0]
+    sides = [side for side in divisors(bounds[0]) if size % side == 0]
     return tuple((side, *rest) for side in sides for rest in boxes(size // side, bounds[1:]))
 
 
 @cache
-def _divisors(number: int) -> tuple[int, ...]:
+def divisors(number: int) -> tuple[int, ...]:
+    """From 1 to the number itself."""
     return tuple(side for side in range(1, number + 1) if number % side == 0)
 
 
-def _placed(mesh: MeshShape, bounds: Box, wrap: tuple[bool, ...], cores: bool, tensor: Box) -> MeshPlacement:
+def _placed(mesh: MeshShape, bounds: Box, wrap: tuple[bool, ...], cores: bool, tensor: Group) -> MeshPlacement:
     stride: Box = (1,) * len(bounds)
     left = bounds
     groups = dict.fromkeys(INSIDE_OUT, ALONE)
@@ -180,7 +184,7 @@ def _placed(mesh: MeshShape, bounds: Box, wrap: tuple[bool, ...], cores: bool, t
         if size == 1:
             continue
         if axis == "tensor":
-            found = group_of(size, tensor, stride, bounds, wrap, cores)
+            found = tensor
         elif size == prod(left):
             found = group_of(size, left, stride, bounds, wrap, cores)
         else:
@@ -203,13 +207,17 @@ def group_of(size: int, box: Box, stride: Box, bounds: Box, wrap: tuple[bool, ..
     hops = 0
     # The other core of a chip is in another group, and uses the same links.
     shared = bounds[-1] if cores and box[-1] == 1 and stride[-1] == 1 else 1
+    links = 0.0
     for axis in range(len(bounds) - cores):
-        if box[axis] > 1:
+        side = box[axis]
+        if side > 1:
+            apart, bound = stride[axis], bounds[axis]
             # Strided devices that reach around the whole axis close the ring as well.
-            ring = wrap[axis] and box[axis] * stride[axis] == bounds[axis]
-            rings.append(Ring(box[axis], (2.0 if ring else 1.0) / stride[axis] / shared, ring))
-            hops += bounds[axis] // 2 if ring else (box[axis] - 1) * stride[axis]
-    links = sum(ring.links for ring in rings)
+            ring = wrap[axis] and side * apart == bound
+            along = (2.0 if ring else 1.0) / apart / shared
+            rings.append(Ring(side, along, ring))
+            links += along
+            hops += bound // 2 if ring else (side - 1) * apart
     if cores and box[-1] > 1:
         rings.append(Ring(box[-1], CORE_LINKS, False))
         links = links or CORE_LINKS  # a chip with itself; else its links to others set the pace

@@ -135,14 +135,14 @@ def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Trainin
         dollars_per_hour=None if hourly is None else hourly * mesh.slices,
         mixture=shape.experts is not None,
     )
-    check_mfu(plan.mfu, f"{slice.accelerator_type} {mesh}")
+    if plan.mfu > 1:
+        raise above_peak(plan.mfu, f"{slice.accelerator_type} {mesh}")
     return plan
 
 
-def check_mfu(mfu: float, where: str) -> None:
+def above_peak(mfu: float, where: str) -> AssertionError:
     """A figure above the chip's peak is a mistake of the model of the chip: it is reported, never printed as a result."""
-    if mfu > 1:
-        raise AssertionError(f"internal error: the estimate for {where} is above the peak of its chips (MFU {mfu:.2f})")
+    return AssertionError(f"internal error: the estimate for {where} is above the peak of its chips (MFU {mfu:.2f})")
 
 
 @cache

@@ -1,6 +1,6 @@
 """The matrix products of a model, taken from its parameter table: what one device multiplies, layer by layer.
 
-`layer_products(shape, mesh)` lists those of a layer as one device sees them once fsdp shards are gathered;
+`layer_products(shape, tensor, expert)` lists those of a layer as one device sees them once fsdp shards are gathered;
 `head_product` is the output matrix. `needed_again` says which of them a backward pass computes a second time. The end of
 a layer never is: nothing in the layer's own backward pass asks for the sum it ends in (the compiler drops it as dead
 code, so full remat costs 7.2 FLOPs a parameter and token in the 32B model, not 8).
@@ -155,13 +155,9 @@ _SAVED_AS = {
 }  # fmt: skip
 
 
-def layer_products(shape: ModelShape, mesh: MeshShape) -> tuple[Product, ...]:
-    """The products of one layer on one device, of a shape whose layers are all alike (`layer_kinds`)."""
-    return _layer_products(shape, mesh.tensor, mesh.expert)
-
-
 @cache
-def _layer_products(shape: ModelShape, tensor: int, expert: int) -> tuple[Product, ...]:
+def layer_products(shape: ModelShape, tensor: int, expert: int) -> tuple[Product, ...]:
+    """The products of one layer on one device, of a shape whose layers are all alike (`layer_kinds`)."""
     mesh = MeshShape(tensor=tensor, expert=expert)
     return tuple(_product(p, shape, mesh) for p in params(shape) if p.inputs and p.name.startswith("layers/"))
 
@@ -169,13 +165,13 @@ def _layer_products(shape: ModelShape, tensor: int, expert: int) -> tuple[Produc
 @cache
 def layer_weights(shape: ModelShape, tensor: int, expert: int) -> float:
     """Elements of a layer's matrices on one device, fsdp gathered."""
-    return float(sum(product.weights for product in _layer_products(shape, tensor, expert)))
+    return float(sum(product.weights for product in layer_products(shape, tensor, expert)))
 
 
 @cache
 def largest_matrix(shape: ModelShape, tensor: int, expert: int) -> float:
     """Elements of the largest of them."""
-    return float(max(product.weights for product in _layer_products(shape, tensor, expert)))
+    return float(max(product.weights for product in layer_products(shape, tensor, expert)))
 
 
 def _product(param: Param, shape: ModelShape, mesh: MeshShape) -> Product:

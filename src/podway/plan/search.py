@@ -13,6 +13,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import ceil, prod
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +24,7 @@ from podway.model.params import count
 from podway.model.shape import ModelShape
 from podway.plan.chips import LANES, device_of
 from podway.plan.memory import GIB, SPREAD, Memory, train_memory
-from podway.plan.network import check_tile
+from podway.plan.network import check_tile, divisors
 from podway.plan.plans import HOUR, TrainPlan, evaluate
 from podway.plan.training import BYTES, REMAT, Training, saved_names
 
@@ -102,13 +103,12 @@ def search_train(shape: ModelShape, options: PlanOptions, candidates: Sequence[S
     for slice in distinct:
         unjoined = device_of(slice.generation).dcn_bandwidth is None and options.slices is None
         for number in counts[:1] if unjoined else counts:
-            found, (excess, reason) = _on(shape, options, slice, number, thorough=len(distinct) == 1)
+            found, near = _on(shape, options, slice, number, thorough=len(distinct) == 1)
             if not found:
                 alone = _least_state(shape, options, slice) > device_of(slice.generation).hbm_limit
+                where = slice.accelerator_type
                 rejected.append(
-                    Rejected(
-                        slice=slice.accelerator_type, slices=number, reason=reason, excess=excess, state_alone=alone
-                    )
+                    Rejected(slice=where, slices=number, reason=near.reason, excess=near.excess, state_alone=alone)
                 )
                 continue
             found.sort(key=lambda plan: plan.time.total / plan.training.tokens)
@@ -198,25 +198,42 @@ def ranked(plans: Iterable[TrainPlan], options: PlanOptions, *, one_kind: bool) 
     return sorted(plans, key=key)
 
 
+class _Near(NamedTuple):
+    """How close came what does not work: bytes too many, and why. Most of them nobody asks: their words are found when one does."""
+
+    excess: float = float("inf")
+    why: str = ""  # where it is not for want of memory
+    tried: tuple[Memory, MeshShape, Training, int] | None = None  # with the bytes that a program may use
+
+    @property
+    def reason(self) -> str:
+        """In words: against all that a program may use if it is above that."""
+        if self.tried is None:
+            return self.why
+        memory, mesh, policy, usable = self.tried
+        whole = msgspec.structs.replace(memory, limit=usable)
+        return f"{(memory if whole.fits else whole).excess} ({mesh}, {policy_text(policy)})"
+
+
 def _on(
     shape: ModelShape, options: PlanOptions, slice: Slice, number: int, *, thorough: bool = False
-) -> tuple[list[TrainPlan], tuple[float, str]]:
-    """The plans of one slice, or how close it came (bytes too many) and the reason why there is none."""
+) -> tuple[list[TrainPlan], _Near]:
+    """The plans of one slice, or how close it came where there is none."""
     device, infinite = device_of(slice.generation), float("inf")
     if number > 1 and device.dcn_bandwidth is None:
-        return [], (infinite, f"{slice.generation} slices cannot be joined (multislice starts at v4)")
+        return [], _Near(why=f"{slice.generation} slices cannot be joined (multislice starts at v4)")
     if options.tile is not None:
         try:
             check_tile(options.tile, slice)
         except UserError as error:
             if thorough:  # the only slice there is
                 raise
-            return [], (infinite, error.what)
+            return [], _Near(why=error.what)
     missing = _least_state(shape, options, slice) - device.hbm_limit
     if missing > 0:
-        return [], (missing, f"OOM by {missing / GIB:.1f} GiB in weights and optimizer state alone")
+        return [], _Near(missing, f"OOM by {missing / GIB:.1f} GiB in weights and optimizer state alone")
     plans: list[TrainPlan] = []
-    closest = (infinite, "no mesh divides its chips, the heads and the batch")
+    closest = _Near(why="no mesh divides its chips, the heads and the batch")
     best_family = infinite
     for family in _meshes(shape, options, slice, number):
         best = infinite
@@ -226,9 +243,9 @@ def _on(
             except UserError as error:
                 if options.mesh is not None:
                     raise
-                found, near = [], (infinite, error.what)
+                found, near = [], _Near(why=error.what)
             plans += found
-            closest = near if near[0] < closest[0] or (closest[0] == infinite and near[1]) else closest
+            closest = near if near.excess < closest.excess or (closest.excess == infinite and near.why) else closest
             fastest = min((plan.time.total / plan.training.tokens for plan in found), default=infinite)
             if found and fastest >= best and not thorough:
                 break  # wider tensor groups have begun to cost more than they save
@@ -289,19 +306,19 @@ def _batch(options: PlanOptions, groups: int) -> int:
 
 def _with_mesh(
     shape: ModelShape, options: PlanOptions, slice: Slice, mesh: MeshShape, *, thorough: bool
-) -> tuple[list[TrainPlan], tuple[float, str]]:
-    """The plans of one mesh, and how close the best of the others came (bytes too many, reason)."""
+) -> tuple[list[TrainPlan], _Near]:
+    """The plans of one mesh; how close the best of the others came, where there is none."""
     device = device_of(slice.generation)
     groups = mesh.slices * mesh.data * mesh.fsdp * mesh.expert
     batch = _batch(options, groups)
     base = options.template or Training(seq=options.seq, batch=batch)
     base = msgspec.structs.replace(base, seq=options.seq, batch=batch, microbatches=1)
     if batch % groups:
-        return [], (float("inf"), f"{batch} sequences do not divide over {groups} groups of chips ({mesh})")
+        return [], _Near(why=f"{batch} sequences do not divide over {groups} groups of chips ({mesh})")
     # A configuration that is given in full is answered as it is, also where only the compiler can tell whether it fits.
     limit = int(device.hbm_limit * (1 + SPREAD if options.mesh and options.microbatches else ROOM))
     plans: list[TrainPlan] = []
-    closest: tuple[float, str] = (float("inf"), "")
+    closest = _Near()
     memory_of = partial(
         train_memory,
         shape,
@@ -312,14 +329,16 @@ def _with_mesh(
         device=device,
     )
     for choices in _policies(options, base, thorough=thorough):
+        frugal = _replaced(base, choices[-1])
         if any(plan.training.microbatches == 1 and "qkv" in plan.training.saved for plan in plans):
             break  # what is cheap to keep is kept in HBM already
         fewest = None
-        least = _most_frugal(options, mesh, choices[-1], memory_of)
+        least = _most_frugal(options, mesh, frugal, memory_of)
         if not least.fits:
-            closest = _closer(closest, least, mesh, choices[-1], device.hbm_limit)
+            closest = _closer(closest, least, mesh, frugal, device.hbm_limit)
             continue
-        for policy in choices:
+        for names in choices:
+            policy = _replaced(base, names)
             training, memory = _fewest_microbatches(options, mesh, policy, memory_of)
             if not memory.fits:
                 closest = _closer(closest, memory, mesh, policy, device.hbm_limit)
@@ -328,37 +347,37 @@ def _with_mesh(
                 continue
             fewest = training.microbatches
             plans.append(evaluate(shape, slice, mesh, training, spot=options.spot))
+            if fewest == (options.microbatches or 1):
+                break  # those that compute more again cannot have fewer
     return plans, closest
 
 
-def _closer(
-    closest: tuple[float, str], memory: Memory, mesh: MeshShape, policy: Training, usable: int
-) -> tuple[float, str]:
-    """The nearer one of two that do not fit: bytes too many, and the reason, against all that a program may use if it is above that."""
+def _closer(closest: _Near, memory: Memory, mesh: MeshShape, policy: Training, usable: int) -> _Near:
+    """The nearer one of two that do not fit."""
     excess = max(memory.total - memory.limit, memory.host - memory.host_limit)
-    if excess >= closest[0]:
-        return closest
-    whole = msgspec.structs.replace(memory, limit=usable)
-    text = (memory if whole.fits else whole).excess
-    return excess, f"{text} ({mesh}, {policy_text(policy)})"
+    return closest if excess >= closest.excess else _Near(excess, tried=(memory, mesh, policy, usable))
 
 
 # What a step may keep in host memory instead of computing it again, from the most to the least.
 _OFFLOADS = (("residual", "qkv", "context"), ("residual", "qkv"), ("residual",))
 
 
-def _policies(options: PlanOptions, base: Training, *, thorough: bool) -> list[list[Training]]:
+_Policy = tuple[str, tuple[str, ...]]  # remat, what is offloaded
+
+
+def _policies(options: PlanOptions, base: Training, *, thorough: bool) -> list[list[_Policy]]:
     """What to keep and where, in families of which each begins with the one that computes least again: in HBM, in host memory."""
-    replace = msgspec.structs.replace
     if options.remat or options.offload is not None:
-        remat, offload = options.remat or "full", options.offload or ()
-        names = [remat] if options.remat else list(REMAT)
-        return [[replace(base, remat=name, offload=offload) for name in names]]
-    inside = [replace(base, remat=name) for name in REMAT]
+        return [[(name, options.offload or ()) for name in ([options.remat] if options.remat else REMAT)]]
+    inside: list[_Policy] = [(name, base.offload) for name in REMAT]
     if base.adapters is not None:
         return [inside]
     offloads = _OFFLOADS if thorough else _OFFLOADS[:1]  # a search over many slices must stay fast
-    return [inside, [replace(base, remat="full", offload=names) for names in offloads]]
+    return [inside, [("full", names) for names in offloads]]
+
+
+def _replaced(base: Training, policy: _Policy) -> Training:
+    return msgspec.structs.replace(base, remat=policy[0], offload=policy[1])
 
 
 def policy_text(training: Training) -> str:
@@ -384,9 +403,7 @@ def _fewest_microbatches(
 ) -> tuple[Training, Memory]:
     """The training with the fewest microbatches that fits; the one with the most where none does."""
     rows = base.batch // (mesh.slices * mesh.data * mesh.fsdp * mesh.expert)
-    choices = (
-        [m for m in range(1, rows + 1) if rows % m == 0] if options.microbatches is None else [options.microbatches]
-    )
+    choices = divisors(rows) if options.microbatches is None else (options.microbatches,)
     low, high = 0, len(choices) - 1
 
     def at(index: int) -> tuple[Training, Memory]:

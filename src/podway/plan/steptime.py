@@ -31,7 +31,7 @@ from podway.plan.fsdp_time import ProductTime, Traffic, fsdp_traffic, head_traff
 from podway.plan.kernels import blocks_of
 from podway.plan.memory import adapter_params, held_params, saved_bytes_per_token
 from podway.plan.network import MeshPlacement, dcn_reduce_seconds
-from podway.plan.products import Product, dispatch_seconds, head_product, layer_products, needed_again, widths
+from podway.plan.products import dispatch_seconds, head_product, layer_products, needed_again, widths
 from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training, spare_rows
 from podway.plan.working_set import misaligned
 
@@ -89,7 +89,6 @@ class _Layer(NamedTuple):
     backward: float
     attention: float  # of both
     hbm: float
-    relayout: float
     products: tuple[ProductTime, ...]  # of each matrix, in the order of the forward pass
 
 
@@ -98,18 +97,19 @@ def step_time(
 ) -> StepTime:
     """The step by part."""
     tokens = training.tokens_per_device(mesh)
-    loss, loss_hbm = _loss(shape, mesh, training, device, tokens)
+    loss, loss_hbm = _loss(shape, mesh.tensor, device, tokens, trained=training.adapters is None)
     traffic = _ends_traffic(shape, mesh, training, device, placement, tokens)
     update, reduced = _update(shape, mesh, training, device)
     spent = dict.fromkeys(("matrix", "attention", "hbm", "relayout", "host"), 0.0)
+    step = training.one_sequence
     for kind in layer_kinds(shape):
         times = training.microbatches * kind.layers
-        layer = _layer(kind, mesh, training, device, tokens)
+        layer = _layer(kind, mesh.tensor, mesh.expert, mesh.context, step, device, tokens)
         traffic += _traffic(kind, mesh, training, device, placement, layer, tokens)
         spent["matrix"] += times * (layer.forward + layer.backward - layer.attention)
         spent["attention"] += times * layer.attention
         spent["hbm"] += times * (layer.hbm + ring_sums(layer.products, mesh, training, device, placement.fsdp))
-        spent["relayout"] += times * layer.relayout
+        spent["relayout"] += times * (_relayout(kind, mesh, training, device) if misaligned(kind, mesh) else 0.0)
         spent["host"] += times * _host(kind, mesh, training, device, tokens, layer)
     data = placement.data.reduce_seconds(reduced, device)
     if data:
@@ -141,10 +141,14 @@ def _summed(traffic: list[Traffic]) -> tuple[Traffic, ...]:
     return tuple(found.values())
 
 
-def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float) -> _Layer:
-    products = layer_products(shape, mesh)
+# Many slices have the same tokens on the same tensor and expert groups; fsdp, which they differ in, is not asked for here.
+@lru_cache(maxsize=4096)
+def _layer(
+    shape: ModelShape, tensor: int, expert: int, context: int, training: Training, device: Device, tokens: float
+) -> _Layer:
+    products = layer_products(shape, tensor, expert)
     again = needed_again(shape, training)
-    if mesh.expert > 1:  # the backward pass of the exchange takes its rounds again, whatever is kept
+    if expert > 1:  # the backward pass of the exchange takes its rounds again, whatever is kept
         again |= {product.name for product in products if product.name.startswith("experts")}
     trained = 0.0 if training.adapters else 1.0  # frozen matrices need no gradient of their own
     forward = backward = 0.0
@@ -158,21 +162,19 @@ def _layer(shape: ModelShape, mesh: MeshShape, training: Training, device: Devic
     dispatch = dispatch_seconds(shape, training, device, tokens)
     forward += dispatch
     backward += dispatch * (2 + ("mlp_in" not in training.saved))
-    ahead, back = _attention(shape, mesh, training, device, tokens)
+    ahead, back = _attention(shape, tensor, context, training, device, tokens)
     return _Layer(
         forward=forward + ahead,
         backward=backward + back,
         attention=ahead + back,
-        hbm=tokens * _elementwise_bytes(shape, mesh.tensor, mesh.expert, training) / device.hbm_bandwidth,
-        relayout=_relayout(shape, mesh, training, device, products) if misaligned(shape, mesh) else 0.0,
+        hbm=tokens * _elementwise_bytes(shape, tensor, expert, training) / device.hbm_bandwidth,
         products=tuple(each),
     )
 
 
-def _relayout(
-    shape: ModelShape, mesh: MeshShape, training: Training, device: Device, products: tuple[Product, ...]
-) -> float:
+def _relayout(shape: ModelShape, mesh: MeshShape, training: Training, device: Device) -> float:
     """Gathered matrices whose shards are not whole tiles, copied into another tiling once for each pass that gathers them."""
+    products = layer_products(shape, mesh.tensor, mesh.expert)
     if training.program.relayouts == "transposed":  # those that end in d_model: lanes are taken apart
         copied = 2.0 * sum(p.weights for p in products if p.name in ("o", "down", "experts_down", "shared_down"))
         return copied / RELAYOUT_ELEMENTS_PER_CYCLE / device.clock
@@ -183,13 +185,13 @@ def _relayout(
 
 
 def _attention(
-    shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float
+    shape: ModelShape, tensor: int, context: int, training: Training, device: Device, tokens: float
 ) -> tuple[float, float]:
     """Mean over the layers of the kernel's forward and backward time; computed again unless its result is kept."""
-    heads = shape.heads // mesh.tensor if shape.heads % mesh.tensor == 0 else shape.heads
+    heads = shape.heads // tensor if shape.heads % tensor == 0 else shape.heads
     again = 0.0 if "context" in training.saved else 1.0
-    ahead, back = _mean_attention(shape, training.seq, mesh.context, training.program, device)
-    scale = tokens * mesh.context / training.seq * heads
+    ahead, back = _mean_attention(shape, training.seq, context, training.program, device)
+    scale = tokens * context / training.seq * heads
     return ahead * scale, (again * ahead + back) * scale
 
 
@@ -248,10 +250,11 @@ def _elementwise_bytes(shape: ModelShape, tensor: int, expert: int, training: Tr
     return COMPUTE_BYTES * (forward * (1 + again) + backward + routed)
 
 
-def _loss(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float) -> tuple[float, float]:
+@lru_cache(maxsize=4096)
+def _loss(shape: ModelShape, tensor: int, device: Device, tokens: float, *, trained: bool) -> tuple[float, float]:
     """The output matrix (forward and both gradients), and the passes over float32 logits: softmax and its gradient."""
-    head = head_product(shape, mesh.tensor)
-    products = head.seconds(tokens, device, passes=(1, 1, 0 if training.adapters else 1))
+    head = head_product(shape, tensor)
+    products = head.seconds(tokens, device, passes=(1, 1, 1 if trained else 0))
     return products, 4 * BYTES["float32"] * tokens * head.columns / device.hbm_bandwidth
 
 

@@ -44,7 +44,7 @@ def spare_rows(expert: int) -> float:
     return EXPERT_CAPACITY if expert > 1 else 1.0
 
 
-class Program(msgspec.Struct, frozen=True, kw_only=True):
+class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """What the code of a trainer decides."""
 
     name: str
@@ -154,7 +154,7 @@ class Adapters(msgspec.Struct, frozen=True, kw_only=True):
     base: Literal["bfloat16", "int8"] = "bfloat16"
 
 
-class Training(msgspec.Struct, frozen=True, kw_only=True):
+class Training(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One way to run a step."""
 
     seq: int
@@ -214,6 +214,11 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     def held(self) -> tuple[str, ...]:
         """Names of the tensors that stay in HBM, the input of a layer included."""
         return tuple(name for name in ("residual", *saved_names(self.remat)) if name not in self.offload)
+
+    @property
+    def one_sequence(self) -> "Training":
+        """The same step of one sequence: what two steps have in common that differ in batch and microbatches alone."""
+        return msgspec.structs.replace(self, batch=1, microbatches=1)
 
     def rows_per_device(self, mesh: MeshShape) -> float:
         """Sequences of one microbatch on one device; a UserError where they do not divide."""

@@ -25,31 +25,45 @@ class Loss(NamedTuple):
     parts: int
 
 
-def loss_of(shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, usable: int) -> Loss:
+def loss_of(shape: ModelShape, tensor: int, context: int, training: Training, tokens: float, usable: int) -> Loss:
     """That of a step on a device with so much HBM."""
-    head, share = head_product(shape, mesh.tensor), training.program.logits_share
+    head, share = head_product(shape, tensor), training.program.logits_share
     if share is None:
         return Loss(head, 1)
     least = ceil(training.program.logits_bytes * tokens * head.columns / (share * usable * _WHOLE))
-    return Loss(head, _chunks(training.seq // mesh.context, least))
+    return Loss(head, _chunks(training.seq // context, least))
+
+
+class Cut(NamedTuple):
+    """How fsdp cuts the matrices of a model: all that a working set depends on of its size, which is another on every slice."""
+
+    split: bool  # over several devices
+    uneven: bool  # into shards that are no whole tiles of rows
+    padded_head: float  # `_padded_head`
+
+
+@lru_cache(maxsize=4096)
+def cut_of(shape: ModelShape, fsdp: int, device: Device | None) -> Cut:
+    """That of fsdp over so many devices."""
+    return Cut(fsdp > 1, _cut_unevenly(shape, fsdp), _padded_head(shape, fsdp, device))
 
 
 def loss_bytes(
-    shape: ModelShape, mesh: MeshShape, training: Training, tokens: float, loss: Loss, device: Device | None
+    shape: ModelShape, tensor: int, cut: Cut, training: Training, tokens: float, loss: Loss, device: Device | None
 ) -> float:
     """float32 logits of a chunk; the gathered output matrix and its gradient; the last layer's output and its gradient, in bfloat16
     and float32. The gradient of the logits is a part of the product that uses it, but on tpu7x and in the rings of a tensor group."""
     head, parts = loss
     logits = training.program.logits_bytes * tokens * head.columns
-    passed = (1.5 if mesh.tensor > 2 or (device is not None and device.late_gradients) else 1.0) * logits / parts
-    if parts > 1 and (padded := _padded_head(shape, mesh, device)):
+    passed = (1.5 if tensor > 2 or (device is not None and device.late_gradients) else 1.0) * logits / parts
+    if parts > 1 and cut.padded_head:
         # Gathered in one tiling, used in another: the place of the first is free then, for logits if they fit in it.
-        gathered = head.weights * COMPUTE_BYTES * padded
+        gathered = head.weights * COMPUTE_BYTES * cut.padded_head
         passed = gathered if passed <= gathered else gathered + passed
-    stream = (2 + 6 / mesh.tensor) * tokens * shape.d_model  # gathered once, three pieces of a tensor group
+    stream = (2 + 6 / tensor) * tokens * shape.d_model  # gathered once, three pieces of a tensor group
     held = head.weights * COMPUTE_BYTES + stream
     if training.program.gradients != "rings":  # MaxText's: with a quarter for what the logits' place wastes
-        copies = 2 if misaligned(shape, mesh) else 1
+        copies = 2 if cut.uneven else 1
         held = head.weights * copies * COMPUTE_BYTES + 8 * tokens * shape.d_model
         return held + 1.25 * logits + head.weights * (0.0 if training.adapters else BYTES["float32"])
     if training.adapters is not None:
@@ -59,13 +73,13 @@ def loss_bytes(
     return held + passed + head.weights * BYTES["float32"]  # summed over the chunks in float32
 
 
-def _padded_head(shape: ModelShape, mesh: MeshShape, device: Device | None) -> float:
+def _padded_head(shape: ModelShape, fsdp: int, device: Device | None) -> float:
     """The size of the gathered output matrix in whole tiles, over its own, where it must be copied from there: where fsdp cuts d_model,
     which is its rows, or the lanes of a tied one, into parts that are no whole tiles. 0: it is gathered into the tiling that is
     used, as always on v4 and v5p."""
-    if mesh.fsdp == 1 or shape.d_model % mesh.fsdp or device is None or not (device.end_sum or device.ringed_gradients):
+    if fsdp == 1 or shape.d_model % fsdp or device is None or not (device.end_sum or device.ringed_gradients):
         return 0.0
-    part = shape.d_model // mesh.fsdp
+    part = shape.d_model // fsdp
     if shape.embedding.tied:
         return 1.0 if part % LANES else 0.0  # gathered the other way round
     return -(-part // SUBLANES) * SUBLANES / part if part % SUBLANES else 0.0
@@ -79,7 +93,9 @@ def _chunks(length: int, least: int) -> int:
 
 def backward_bytes(
     shape: ModelShape,
-    mesh: MeshShape,
+    tensor: int,
+    expert: int,
+    cut: Cut,
     training: Training,
     tokens: float,
     loss: Loss,
@@ -108,13 +124,13 @@ def backward_bytes(
         saved=training.saved,
         alone=training.program.gradients != "rings",
         trained=training.adapters is None,
-        cast=mesh.fsdp > 1 or stored != "bfloat16",
+        cast=cut.split or stored != "bfloat16",
         late=late,
         residuals=residuals,
         tight=tight,
         wide=wide,
     )
-    layers = _layers(shape, mesh.fsdp, mesh.tensor, mesh.expert, how)
+    layers = _layers(shape, cut.uneven, tensor, expert, how)
     return held + COMPUTE_BYTES * max(weights + tokens * flow for weights, flow in layers)
 
 
@@ -132,10 +148,10 @@ class _How(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _layers(shape: ModelShape, fsdp: int, tensor: int, expert: int, how: _How) -> tuple[tuple[float, float], ...]:
+def _layers(shape: ModelShape, uneven: bool, tensor: int, expert: int, how: _How) -> tuple[tuple[float, float], ...]:
     """Elements of weights, and numbers of a token, of each kind of layer."""
     return tuple(
-        (_working_weights(kind, fsdp, tensor, expert, how), _flow_width(kind, tensor, expert, how))
+        (_working_weights(kind, uneven, tensor, expert, how), _flow_width(kind, tensor, expert, how))
         for kind in layer_kinds(shape)
     )
 
@@ -145,9 +161,9 @@ def _layers(shape: ModelShape, fsdp: int, tensor: int, expert: int, how: _How) -
 _MATRICES_AT_ONCE = 2.5
 
 
-def _working_weights(shape: ModelShape, fsdp: int, tensor: int, expert: int, how: _How) -> float:
+def _working_weights(shape: ModelShape, uneven: bool, tensor: int, expert: int, how: _How) -> float:
     """Elements of weights as they are used, and of gradients before they are summed."""
-    layer, uneven = layer_weights(shape, tensor, expert), _cut_unevenly(shape, fsdp)
+    layer = layer_weights(shape, tensor, expert)
     if how.alone:  # all of a layer, and its gradients whole
         return layer * (how.cast + how.trained + uneven)
     if shape.experts and how.wide and how.trained:
