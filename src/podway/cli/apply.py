@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from podway.cli.applying import apply_service, parse_share
+from podway.cli.entrypoint import is_task_file
 from podway.cli.launching import Interaction
 from podway.cli.options import output_option, yes_option
 from podway.cli.pool_jobs import launch_or_give
@@ -19,7 +20,7 @@ from podway.task.read import read_pool, read_task, read_task_text, read_volume
 
 
 @click.command(name="apply")
-@click.option("-f", "--file", "path", required=True, metavar="FILE", help="The task file; - reads it from stdin.")
+@click.option("-f", "--file", "path", metavar="FILE", help="The task file; - reads it from stdin.")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGS]...")
 @click.option("-c", "--cluster", metavar="NAME", help="Name of the service or cluster; that of the file by default.")
 @task_options
@@ -32,7 +33,7 @@ from podway.task.read import read_pool, read_task, read_task_text, read_volume
 @click.pass_context
 def command(
     ctx: click.Context,
-    path: str,
+    path: str | None,
     arguments: tuple[str, ...],
     overrides: Overrides,
     cluster: str | None,
@@ -55,6 +56,10 @@ def command(
 
     ARGS stand for ${{ run.args }} in the file.
     """
+    if path is None:
+        if not arguments or not is_task_file(arguments[0]):
+            raise click.UsageError("Give the task file: podway apply -f FILE", ctx)
+        path, arguments = arguments[0], arguments[1:]
     overrides = msgspec.structs.replace(overrides, run_args=arguments)
     text = sys.stdin.buffer.read() if path == "-" else None
     volume = read_volume(path, text, overrides)

@@ -9,10 +9,12 @@ import msgspec
 from podway.cli.options import output_option
 from podway.cli.task_options import task_options
 from podway.control.capability_check import check_places, forecast
+from podway.errors import UserError
 from podway.home import home
 from podway.provider_table import find_row
 from podway.task.environment import Overrides
 from podway.task.explain import explain, explain_volume
+from podway.task.places import OTHER_CLOUDS
 from podway.task.read import read_tasks, read_tasks_text, read_volume
 from podway.task.schema import json_schema
 from podway.task.task import without_secrets
@@ -37,6 +39,8 @@ def command(ctx: click.Context, file: str | None, output: str, as_schema: bool, 
         from podway.cli.doctor import examine  # a task is checked without it
 
         ctx.exit(examine((row.name,), json=output == "json"))
+    if file is not None and file in OTHER_CLOUDS and not Path(file).exists():
+        raise UserError(f"{file} has no TPUs Podway can reach", "check one of: gcp, gke, ssh, or a task file")
     if file is None:
         raise click.UsageError("Give the path of a task file, or --json-schema.")
     text = sys.stdin.buffer.read() if file == "-" else None

@@ -112,12 +112,15 @@ class VerbTable(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, by the words of other tools too, with the nearest verb in the message: click knows only what is imported."""
-        if args[0] not in VERBS and args[0] not in FOR_SSH and not ctx.resilient_parsing:
+        while args[0] not in VERBS and args[0] not in FOR_SSH and not ctx.resilient_parsing:
             from podway.cli import habits  # only a word that is no verb needs it
 
             known = habits.translated(args)
             if known is None:
                 raise click.UsageError(_unknown(args, habits.answer(args)), ctx)
+            if known == ["--help"]:
+                click.echo(ctx.get_help())
+                ctx.exit()
             args = known
         return super().resolve_command(ctx, args)
 

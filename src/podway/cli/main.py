@@ -62,6 +62,17 @@ def _prepare_streams() -> None:
 def _invoke(arguments: list[str]) -> int:
     if instruction := completion_asked():
         return complete(instruction)
+    while True:
+        try:
+            return _run(arguments)
+        except click.UsageError as error:  # nothing was done yet: the command line could not be read
+            changed = _in_our_words(arguments, error)
+            if changed is None:
+                return _show_usage(error, arguments)
+            arguments = changed
+
+
+def _run(arguments: list[str]) -> int:
     try:
         # Not `podway.main()`: click would turn Ctrl-C into an abort and forget what was interrupted.
         with podway.make_context("podway", arguments) as context:
@@ -69,9 +80,8 @@ def _invoke(arguments: list[str]) -> int:
         return 0
     except click.exceptions.Exit as end:
         return end.exit_code
-    except click.UsageError as error:
-        _show_error(error.format_message(), _habit(error) or _usage_hint(error))
-        return USAGE
+    except click.UsageError:
+        raise
     except click.ClickException as error:
         _show_error(error.format_message(), "")
         return error.exit_code
@@ -104,23 +114,48 @@ def _invoke(arguments: list[str]) -> int:
         return INTERRUPTED
 
 
-def _habit(error: click.UsageError) -> str:
-    """What to type for an option that another tool has."""
-    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
-        return ""
-    from podway.cli.habits import OPTION_ANSWERS  # only a mistake needs it
+def _show_usage(error: click.UsageError, arguments: list[str]) -> int:
+    what = error.format_message()
+    if what.startswith("Usage: "):  # a group without a command, which click answers with its help
+        _say(what)
+        return USAGE
+    _show_error(what.replace("\n\t", " "), _usage_hint(error, arguments))
+    return USAGE
 
-    return OPTION_ANSWERS.get((error.ctx.info_name or "", error.option_name), "")
+
+def _in_our_words(arguments: list[str], error: click.UsageError) -> list[str] | None:
+    """The command line without what another tool's fingers put there, where that is known; None for any other mistake."""
+    from podway.cli import habits  # only a mistake needs it
+
+    if error.ctx is None:
+        return None
+    path = error.ctx.command_path.split()[1:]
+    if isinstance(error, click.NoSuchOption):
+        return habits.without_option(arguments, " ".join(path), error.option_name)
+    if isinstance(error.ctx.command, click.Group) and path and arguments[: len(path)] == path:
+        return habits.translated(arguments)
+    return None
 
 
-def _usage_hint(error: click.UsageError) -> str:
+def _usage_hint(error: click.UsageError, arguments: list[str]) -> str:
     if error.ctx is None:
         return "see: podway --help"
-    lines = [" ".join(error.ctx.get_usage().split()), f"see: {error.ctx.command_path} --help"]
+    habit = _habit(error, error.ctx, arguments)
+    lines = [habit] if habit else [" ".join(error.ctx.get_usage().split()), f"see: {error.ctx.command_path} --help"]
     takes_command = any(p.name in ("entrypoint", "command") and p.nargs == -1 for p in error.ctx.command.params)
     if takes_command and isinstance(error, click.NoSuchOption):
         lines.append(f"if {error.option_name} belongs to the command to run, quote that command or put it after --")
     return "\n".join(lines)
+
+
+def _habit(error: click.UsageError, ctx: click.Context, arguments: list[str]) -> str:
+    """What to type for an option, or a command of a group, that another tool has."""
+    from podway.cli import habits  # only a mistake needs it
+
+    path = ctx.command_path.split()[1:]
+    if isinstance(error, click.NoSuchOption):
+        return habits.option_answer(" ".join(path) or "podway", error.option_name)
+    return habits.answer(arguments) if isinstance(ctx.command, click.Group) and path else ""
 
 
 def _show_error(what: str, hint: str) -> None:
