@@ -18,6 +18,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = {
     "facts": (
         "errors",
+        "certificates",
         "extras",
         "version",
         "crash",

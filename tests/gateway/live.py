@@ -131,7 +131,7 @@ async def live(
     running = RunningGateway(Gateway(hedge_s=hedge_s))
     listener = listening_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    await running.listen(listener)
+    running.listen(listener)
     up = Live(running, port, more, keys or {})
     up.route(*replicas)
     try:

@@ -57,7 +57,7 @@ def test_replicas_are_reached_through_ssh(hosts: HostSet, tmp_path: Path) -> Non
         running = RunningGateway(Gateway(dial=SshDialer(tmp_path)))
         listener = listening_socket("127.0.0.1", 0)
         up = Live(running, listener.getsockname()[1], {}, {})
-        await running.listen(listener)
+        running.listen(listener)
         service = RoutedService(name="chat", model="m", auth=False, backends=backends, hold_s=60.0)
         running.gateway.update(RouteTable(version=1, services=(service,)))
         names = set()

@@ -99,6 +99,9 @@ def _properties(name: str, spec: ServiceSpec) -> str:
         ("Ready when", probes),
         ("Token required", "yes" if spec.auth else "no"),
     ]
+    if spec.tls is not None:
+        until = time.strftime("%Y-%m-%d", time.gmtime(spec.tls.expires))
+        rows.append(("HTTPS only", f"a certificate for {', '.join(spec.tls.names) or 'no name'}, until {until}"))
     return "\n".join(f" {title:<15} {'-' if value is None else value}" for title, value in rows) + "\n"
 
 

@@ -110,12 +110,16 @@ def run(
     if routes:
         serve(settings)
         return
+    from podway.control.vault import SecretVault
     from podway.server.gateway_source import GatewaySource
     from podway.server.tunnels import TunnelDialer
 
     # Where the server is another machine's, so are the keys to log in to hosts: replicas are reached at their addresses.
     dialer = TunnelDialer(home()) if server is None else None
-    serve(settings, GatewaySource(home(), *_address(server, token_file), own=single), dialer)
+    assert settings.state is not None  # without --routes there is one
+    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    vault = SecretVault(settings.state / "secret.key")
+    serve(settings, GatewaySource(home(), *_address(server, token_file), own=single), dialer, vault)
 
 
 def _address(server: str | None, token_file: Path | None) -> tuple[str | None, str | None]:

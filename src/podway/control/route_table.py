@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from podway.certificates import KeyPair
 from podway.control.access import Caller, Right, right_on
 from podway.control.gateway_keys import GatewayKey
 from podway.control.service_records import Replica, Service
@@ -36,15 +37,19 @@ def route_table(
     address: Callable[[Replica], str | None] = direct_address,
     gateway_keys: Iterable[tuple[GatewayKey, Caller]] = (),
     tunnel: Callable[[Replica], str] = lambda _: "",
+    tls: Callable[[Service], KeyPair | None] = lambda _: None,
 ) -> RouteTable:
-    """`holders`: the digest of each token, and whose it is. `address`, `tunnel`: how a replica is reached. `gateway_keys`: with owners."""
+    """`holders`: the digest of each token, and whose it is. `address`, `tunnel`: how a replica is reached. `gateway_keys`: with owners.
+
+    `tls`: the key pair of a service's endpoint.
+    """
     known = [service for service in services if service.live and service.goal == "up"]
     own: dict[str, list[Replica]] = {service.id: [] for service in known}
     for replica in replicas:
         if replica.service_id in own:
             own[replica.service_id].append(replica)
     routed = tuple(
-        _routed(service, taking_traffic(service, own[service.id]), address, tunnel)
+        _routed(service, taking_traffic(service, own[service.id]), address, tunnel, tls(service))
         for service in sorted(known, key=lambda one: one.name)
     )
     keys = {digest: _key(caller, known) for digest, caller in sorted(holders)}
@@ -56,7 +61,11 @@ def route_table(
 
 
 def _routed(
-    service: Service, ready: list[Replica], address: Callable[[Replica], str | None], tunnel: Callable[[Replica], str]
+    service: Service,
+    ready: list[Replica],
+    address: Callable[[Replica], str | None],
+    tunnel: Callable[[Replica], str],
+    tls: KeyPair | None,
 ) -> RoutedService:
     spec = service.spec
     weights = _weights(service, ready)
@@ -80,6 +89,7 @@ def _routed(
         limits=tuple(_limit(one) for one in spec.rate_limits),
         hold_s=HOLD_FROM_ZERO_S if any(one.min_replicas == 0 for one in _scalings(spec)) else HOLD_S,
         created=service.created,
+        tls=tls,
     )
 
 

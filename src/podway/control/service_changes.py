@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from podway.certificates import CertificateFacts
 from podway.control.access import with_grant
 from podway.control.decide_groups import change_group
 from podway.control.service_records import Revision, ScalingMemory, Service
@@ -219,6 +220,18 @@ def retarget(service: Service) -> Service:
     scaling = service.spec.scaling
     target = min(max(service.memory.target, scaling.min_replicas), max(scaling.max_replicas, scaling.min_replicas))
     return msgspec.structs.replace(service, memory=ScalingMemory(target=target), failures=0, not_before=0.0)
+
+
+def set_certificate(service: Service, facts: CertificateFacts | None, sealed: bytes) -> Service:
+    """Another pair for the endpoint, whichever revision it is that runs."""
+
+    def changed(one: Revision) -> Revision:
+        task = msgspec.structs.replace(one.task, service=msgspec.structs.replace(one.spec, tls=facts))
+        return msgspec.structs.replace(one, task=task)
+
+    return msgspec.structs.replace(
+        service, revisions=tuple(changed(one) for one in service.revisions), sealed_tls=sealed
+    )
 
 
 def set_grant(service: Service, user: str, right: Literal["view", "use"] | None) -> Service:

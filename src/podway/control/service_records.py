@@ -115,6 +115,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     memory: ScalingMemory = ScalingMemory()
     failures: int = 0  # replicas that failed since one was last ready
     not_before: float = 0.0  # no new replica earlier than this
+    sealed_tls: bytes = b""  # of `spec.tls`: the pair that gateways serve with, the same in every revision
     groups: dict[str, GroupStatus] = {}  # by name, of a service with groups: these count, and not the three above
     request_id: str | None = None
     version: int = 0

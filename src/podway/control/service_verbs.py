@@ -16,6 +16,7 @@ from podway import crash
 from podway.control import service_changes
 from podway.control.access import Caller, Right, check_inventory, check_project, require, right_on
 from podway.control.agreement import Preview
+from podway.control.endpoint_certificates import check_names, seal_pair, take_pair
 from podway.control.records import Cluster
 from podway.control.replica_ports import port_of, spread
 from podway.control.service_changes import ChangeKind, Difference
@@ -59,6 +60,7 @@ class ServiceControl:
     def preview(self, request: LaunchRequest, caller: Caller) -> ServicePreview:
         """The difference to what there is, and where replicas would be made; nothing is done."""
         name = check_service(request)
+        request, _ = take_pair(request)
         check_project(caller, request.options.project)
         known = self.rows.find(name)
         kind, found = ("create", []) if known is None else self._compare(known, request, caller)
@@ -120,15 +122,19 @@ class ServiceControl:
     ) -> tuple[Service, ChangeKind]:
         """Make the service, or bring the one of that name to what the task says."""
         name = check_service(request)
+        request, pair = take_pair(request)
+        certificate = request.task.service.tls if request.task.service is not None else None
+        sealed = seal_pair(self.control.vault, pair)
         check_project(caller, request.options.project)
         check_inventory(caller, request.task)
+        check_names(name, certificate, self.rows.live())
         if canary_share is not None and not 0 < canary_share < 1:
             raise UserError("a canary has a share of the traffic", "give one between 1% and 99%")
         known = self.rows.find(name)
         if known is None:
             if canary_share is not None:
                 raise UserError(f"there is no service {name!r} to try a canary of", "apply it without --canary first")
-            return self._create(name, request, caller), "create"
+            return self._create(name, request, caller, sealed), "create"
         if request.request_id is not None and known.request_id == request.request_id:
             return known, "none"
         if known.goal == "gone":
@@ -137,11 +143,12 @@ class ServiceControl:
         if kind == "none":
             return self._change(known, "applied again", lambda row: service_changes.retarget(row)), kind
         if kind == "in-place" and canary_share is None:
-            return self._change(
-                known,
-                "updated in place",
-                lambda row: service_changes.update_in_place(row, without_secrets(request.task)),
-            ), kind
+            kept = without_secrets(request.task)
+
+            def in_place(row: Service) -> Service:
+                return service_changes.set_certificate(service_changes.update_in_place(row, kept), certificate, sealed)
+
+            return self._change(known, "updated in place", in_place), kind
         if canary_share is not None and ((request.task.service and request.task.service.groups) or known.spec.groups):
             raise UserError("a service with groups of replicas has no canary", "apply it without --canary", status=409)
         same = service_changes.unchanged_groups(known.current, request.task, found)
@@ -151,11 +158,12 @@ class ServiceControl:
 
         def change(row: Service) -> Service:
             new = service_changes.add_revision(row, revision, canary_share)
+            new = service_changes.set_certificate(new, certificate, sealed)
             return msgspec.structs.replace(new, request_id=request.request_id)
 
         return self._change(known, text, change), "roll"
 
-    def _create(self, name: str, request: LaunchRequest, caller: Caller) -> Service:
+    def _create(self, name: str, request: LaunchRequest, caller: Caller, sealed_tls: bytes) -> Service:
         _, provider = self._parts(request, caller)
         revision = self._revision(request, caller)
         for group in group_tasks(request.task):
@@ -169,6 +177,7 @@ class ServiceControl:
             provider=provider,
             revisions=(revision,),
             memory=ScalingMemory(target=revision.spec.scaling.min_replicas),
+            sealed_tls=sealed_tls,
             request_id=request.request_id,
         )
         try:

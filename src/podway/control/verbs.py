@@ -42,7 +42,7 @@ from podway.launch import does_something
 from podway.launch_options import LaunchRequest
 from podway.provider_table import row_of, simulated_names
 from podway.providers import HostsHere, Offer, Provider, refuse_stop
-from podway.task.task import Autostop, Task
+from podway.task.task import Autostop, Task, job_secrets
 
 JOB_NUMBER = re.compile(r"[0-9]{1,9}")  # more does not fit the column
 NAME = re.compile(r"^[A-Za-z]([A-Za-z0-9._-]{0,60}[A-Za-z0-9])?$")
@@ -417,7 +417,7 @@ class Control:
         now = time.time()
 
         def job(task: Task, files: tuple[FileTree, ...]) -> Job:
-            sealed = self.vault.seal(task.secrets)
+            sealed = self.vault.seal(job_secrets(task))
             return new_job(cluster, task, files, user, now, sealed_secrets=sealed, setup=setup, gang=gang, held=held)
 
         first, *then = [job(task, files) for task, files in tasks]

@@ -21,15 +21,18 @@ from pathlib import Path
 
 import msgspec
 
+from podway.certificates import KeyPair, pair_facts
 from podway.decoding import from_json
 from podway.errors import UserError
+from podway.gateway.accepting import Acceptor
 from podway.gateway.connection import ClientConnection
-from podway.gateway.handover import BACKLOG, Inherited, listening_socket, start_successor
+from podway.gateway.handover import Inherited, listening_socket, start_successor
 from podway.gateway.ledger import UsageLedger
 from podway.gateway.lifetime import LOOK_S as LIFETIME_LOOK_S
 from podway.gateway.lifetime import UNUSED_S, Lifetime
 from podway.gateway.proxy import Gateway
-from podway.gateway.server_link import ControlServer, ServerLink
+from podway.gateway.served_certificates import ServedCertificates
+from podway.gateway.server_link import ControlServer, Sealer, ServerLink
 from podway.gateway.state_dir import GatewayProcess, say_holder, take_lock, write_info
 from podway.gateway.table import RouteTable
 from podway.gateway.upstream import TunnelDial
@@ -63,29 +66,31 @@ class RunningGateway:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.connections: set[ClientConnection] = set()
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
 
-    async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    def listen(self, listener: socket.socket, *, always_tls: bool = False) -> None:
         """Begin to accept connections."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: ClientConnection(self.gateway.handle, self.connections, secure=tls is not None),
-            sock=listener,
-            ssl=tls,
-            backlog=BACKLOG,
+        self._acceptor = Acceptor(
+            listener,
+            lambda secure: ClientConnection(self.gateway.handle, self.connections, secure=secure),
+            self.gateway.certificates.at,
+            always=always_tls,
         )
 
     async def stop(self, drain_s: float) -> None:
         """Take nothing new, end what is under way, and close."""
         self.gateway.ready = False
-        if self._server is not None:
-            self._server.close()
+        acceptor = self._acceptor
+        if acceptor is not None:
+            acceptor.close()
         for connection in list(self.connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
-                while self.connections:
+                while self.connections or (acceptor is not None and acceptor.busy):
                     await asyncio.sleep(0.02)
+        if acceptor is not None:
+            acceptor.abort()
         for connection in list(self.connections):
             connection.abort()
         self.gateway.forwarder.pool.close()
@@ -129,9 +134,14 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
     return context
 
 
+def certificate_names(path: str) -> tuple[str, ...]:
+    """The hosts that a certificate is for."""
+    return pair_facts(KeyPair(certificate=Path(path).read_text())).names
+
+
 @contextlib.asynccontextmanager
 async def _routed(
-    settings: GatewaySettings, server: ControlServer | None, gateway: Gateway, url: str
+    settings: GatewaySettings, server: ControlServer | None, vault: Sealer | None, gateway: Gateway, url: str
 ) -> AsyncIterator[ServerLink | None]:
     """The gateway has routes, and gets the new ones; from the link to the server, where there is one."""
     if settings.routes is not None:
@@ -139,7 +149,7 @@ async def _routed(
         work, link = [follow_table(settings.routes, gateway)], None
     else:
         assert server is not None and settings.state is not None  # one of the two
-        link = ServerLink(server, gateway, settings.state, url)
+        link = ServerLink(server, gateway, settings.state, url, vault)
         if not await link.learn() and not link.use_kept():
             log.warning("there are no routes yet")
         work = [link.follow_routes(), link.keep_reporting()]
@@ -168,12 +178,14 @@ async def _run(
     settings: GatewaySettings,
     server: ControlServer | None,
     dial: TunnelDial | None,
+    vault: Sealer | None,
     inherited: Inherited,
     lock: int | None,
 ) -> None:
     tls = tls_context(settings.tls_cert, settings.tls_key)
     ledger = UsageLedger(f"{socket.gethostname()[:60]}-{secrets.token_hex(6)}", settings.state)
-    gateway = Gateway(hedge_s=settings.hedge_s, ledger=ledger, dial=dial)
+    names = certificate_names(settings.tls_cert) if settings.tls_cert else ()
+    gateway = Gateway(hedge_s=settings.hedge_s, ledger=ledger, dial=dial, certificates=ServedCertificates(tls, names))
     running = RunningGateway(gateway)
     stop, replace = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -185,8 +197,8 @@ async def _run(
     if inherited.listener is None or not inherited.from_systemd:
         host = settings.host
     url = settings.url or f"{'https' if tls else 'http'}://{host}:{port}"
-    async with _routed(settings, server, gateway, url) as link:
-        await running.listen(listener.dup(), tls)
+    async with _routed(settings, server, vault, gateway, url) as link:
+        running.listen(listener.dup(), always_tls=tls is not None)
         if settings.single and settings.state is not None:
             write_info(settings.state, GatewayProcess(pid=os.getpid(), url=url, port=port))
             if lock is not None:
@@ -243,8 +255,13 @@ async def _until_told(stop: asyncio.Event, replace: asyncio.Event, listener: soc
         log.error("the new process did not start; this one goes on")
 
 
-def serve(settings: GatewaySettings, server: ControlServer | None = None, dial: TunnelDial | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. `dial`: how replicas are reached that are not at their addresses."""
+def serve(
+    settings: GatewaySettings,
+    server: ControlServer | None = None,
+    dial: TunnelDial | None = None,
+    vault: Sealer | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. `dial`: how replicas are reached that are not at their addresses. `vault`: for key pairs."""
     logging.basicConfig(stream=sys.stderr, format="podway gateway: %(message)s", level=logging.WARNING)
     with contextlib.suppress(ImportError):
         import uvloop  # a faster event loop, where it is installed
@@ -257,4 +274,4 @@ def serve(settings: GatewaySettings, server: ControlServer | None = None, dial: 
     if settings.single and settings.state is not None and lock is None:
         lock = take_lock(settings.state)
         say_holder(lock)
-    asyncio.run(_run(settings, server, dial, inherited, lock))
+    asyncio.run(_run(settings, server, dial, vault, inherited, lock))

@@ -19,6 +19,7 @@ from podway.gateway.limits import Budgets, RateLimiter, seconds_to_midnight
 from podway.gateway.load import LoadMeter
 from podway.gateway.metrics import GatewayMetrics
 from podway.gateway.relay import Relay
+from podway.gateway.served_certificates import ServedCertificates
 from podway.gateway.table import ApiKey, RoutedService, Routes, RouteTable
 from podway.gateway.upstream import TunnelDial
 
@@ -36,12 +37,14 @@ class Gateway:
         hedge_s: float | None = None,
         ledger: UsageLedger | None = None,
         dial: TunnelDial | None = None,
+        certificates: ServedCertificates | None = None,
     ) -> None:
         self.metrics = GatewayMetrics()
         self.loads = LoadMeter()
         self.ledger = ledger or UsageLedger("-")
         self.forwarder = Forwarder(self.metrics, self.loads, hedge_s, dial)
         self.budgets = Budgets()
+        self.certificates = certificates or ServedCertificates()
         self.ready = True
         self.has_routes = False
         self._buckets = RateLimiter()
@@ -54,6 +57,7 @@ class Gateway:
 
     def update(self, new: RouteTable) -> None:
         """Use another table from now on; requests under way end as they began."""
+        self.certificates.update(new.services)
         self.forwarder.update(Routes(new))
         self.has_routes = True
         now = self._clock()
@@ -176,6 +180,8 @@ class Gateway:
 
     def _admit(self, service: RoutedService, key: ApiKey | None, request: Incoming, target: bytes) -> None:
         """Refuse who may not, and who asks for too much; `target`: the path as the service sees it."""
+        if service.tls is not None and request.connection.scheme != b"https":
+            raise Refused(403, "this service takes https only", "invalid_request_error", "https_required")
         why = table.refusal(service, key)
         if why == "no-key":
             raise _no_key()

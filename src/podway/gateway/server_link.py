@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from podway.certificates import KeyPair
 from podway.decoding import from_json
 from podway.errors import UserError
 from podway.files import write_atomically
@@ -42,8 +43,13 @@ class ControlServer(Protocol):
 class ServerLink:
     """Keeps one gateway's routes up to date, and tells the server what it saw."""
 
-    def __init__(self, server: ControlServer, gateway: Gateway, folder: Path, url: str = "") -> None:
+    def __init__(
+        self, server: ControlServer, gateway: Gateway, folder: Path, url: str = "", vault: "Sealer | None" = None
+    ) -> None:
+        """`vault` seals the key pairs of endpoints beside the kept table; without it they are not kept."""
         self.url = url
+        self._vault = vault
+        self._pairs = folder / "certificates.sealed"
         self._server = server
         self._gateway = gateway
         self._folder = folder
@@ -54,7 +60,7 @@ class ServerLink:
     def use_kept(self) -> bool:
         """Use the table of the last time, if there is one."""
         try:
-            self._gateway.update(from_json(self._kept.read_bytes(), RouteTable))
+            self._gateway.update(self._with_pairs(from_json(self._kept.read_bytes(), RouteTable)))
         except FileNotFoundError:
             return False
         except (OSError, msgspec.DecodeError) as error:
@@ -100,7 +106,28 @@ class ServerLink:
             log.warning("routes cannot be learned: %s; the last ones stay in use", what)
 
     def _keep(self, table: RouteTable) -> None:
-        self._guarded(lambda: write_atomically(self._kept, msgspec.json.encode(table), mode=0o600))
+        pairs = {one.name: msgspec.json.encode(one.tls).decode() for one in table.services if one.tls is not None}
+        bare = _with_tls(table, {})
+
+        def write() -> None:
+            if pairs and self._vault is not None:
+                write_atomically(self._pairs, self._vault.seal(pairs), mode=0o600)
+            else:
+                self._pairs.unlink(missing_ok=True)
+            write_atomically(self._kept, msgspec.json.encode(bare), mode=0o600)
+
+        self._guarded(write)
+
+    def _with_pairs(self, table: RouteTable) -> RouteTable:
+        """The kept table with the pairs that were sealed beside it; an endpoint without its pair takes no requests."""
+        if self._vault is None or not self._pairs.exists():
+            return table
+        try:
+            opened = self._vault.open(self._pairs.read_bytes())
+            return _with_tls(table, {name: from_json(text.encode(), KeyPair) for name, text in opened.items()})
+        except (UserError, OSError, msgspec.DecodeError):
+            log.warning("%s: cannot be opened; endpoints with a certificate wait for the server", self._pairs)
+            return table
 
     def _guarded(self, write: "Write") -> None:
         """A full disk is told once, and the gateway goes on with what is in memory."""
@@ -163,6 +190,25 @@ class ServerLink:
             pass
         self._guarded(self._gateway.ledger.save)
         self._gateway.ledger.close()
+
+
+def _with_tls(table: RouteTable, pairs: dict[str, KeyPair]) -> RouteTable:
+    """With these pairs, by service; a service whose pair is not among them has an empty one."""
+    services = (
+        one if one.tls is None else msgspec.structs.replace(one, tls=pairs.get(one.name, KeyPair()))
+        for one in table.services
+    )
+    return msgspec.structs.replace(table, services=tuple(services))
+
+
+class Sealer(Protocol):
+    """Encrypts what is kept on disk."""
+
+    def seal(self, values: dict[str, str]) -> bytes:
+        """Encrypted."""
+
+    def open(self, sealed: bytes) -> dict[str, str]:
+        """The values back."""
 
 
 class Write(Protocol):

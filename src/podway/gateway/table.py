@@ -1,7 +1,8 @@
 """What the gateway may do: services with their replicas, and who may use them. Frozen; a change is a new table.
 
 The server makes the table and the gateway only reads it, from the server or, while that is away, from the file that keeps the
-last one. Keys are known by their SHA-256 alone, so the file holds nothing that opens a door.
+last one. API keys are known by their SHA-256 alone, and the private keys of endpoints are kept apart and sealed, so the file holds nothing
+that opens a door.
 """
 
 import hashlib
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
+
+from podway.certificates import KeyPair
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,6 +62,7 @@ class RoutedService(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     limits: tuple[RequestLimit, ...] = ()
     hold_s: float = 0.0  # how long a request waits for a first replica; 0: it is refused at once
     created: float = 0.0
+    tls: KeyPair | None = None  # it takes https only, with this pair
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

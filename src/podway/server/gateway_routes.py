@@ -5,6 +5,7 @@ import time
 
 import msgspec
 
+from podway.control.endpoint_certificates import open_pair
 from podway.control.route_table import route_table
 from podway.control.service_records import GatewayInfo, Replica
 from podway.control.service_store import ROUTES
@@ -39,7 +40,12 @@ def _table(call: ApiCall) -> RouteTable:
     holders = tokens.holders()
     holders += page_keys(call.services.control.vault, [caller for _, caller in holders])
     table = route_table(
-        rows.live(), rows.open_replicas(), holders, gateway_keys=owned, tunnel=lambda one: _tunnel(call, one)
+        rows.live(),
+        rows.open_replicas(),
+        holders,
+        gateway_keys=owned,
+        tunnel=lambda one: _tunnel(call, one),
+        tls=lambda one: open_pair(call.services.control.vault, one),
     )
     day, spent = time.strftime("%Y-%m-%d", time.gmtime(now)), dict[str, int]()
     limited = {key.user for key in table.keys.values() if key.tokens_per_day is not None}

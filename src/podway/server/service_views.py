@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Iterable
+from urllib.parse import urlsplit, urlunsplit
 
+from podway.certificates import CertificateFacts, covers
 from podway.control.access import Caller, right_on
 from podway.control.autoscale import summarize
 from podway.control.decide_groups import view_of
@@ -47,7 +49,7 @@ def service_view(store: Store, service: Service, *, ended: bool = False) -> Serv
         state=service.state.value,
         reason=service.reason,
         model=spec.model.name if spec.model else None,
-        url=f"{gateway.rstrip('/')}{path}" if gateway else None,
+        url=f"{_reached(gateway, spec.tls).rstrip('/')}{path}" if gateway else None,
         path=path,
         port=spec.port,
         auth=spec.auth,
@@ -88,6 +90,18 @@ def live_gateway(rows: ServiceRows) -> str | None:
     """Where a gateway that has reported lately listens."""
     now = time.time()
     return next((one.url for one in rows.gateways() if one.url and now - one.seen < RECENT_S), None)
+
+
+def _reached(gateway: str, certificate: CertificateFacts | None) -> str:
+    """The gateway's URL as the clients of a service use it: by https, under a name that its certificate is for."""
+    if certificate is None:
+        return gateway
+    found = urlsplit(gateway)
+    host = found.hostname or ""
+    if not covers(certificate.names, host):
+        host = next((name for name in certificate.names if not name.startswith("*.")), host)
+    shown = f"[{host}]" if ":" in host else host
+    return urlunsplit(("https", f"{shown}:{found.port}" if found.port else shown, found.path, "", ""))
 
 
 def _total(parts: Iterable[float | None]) -> float | None:

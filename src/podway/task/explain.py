@@ -4,6 +4,7 @@ Secrets are never shown, nor the values of variables whose names say that they a
 """
 
 import re
+import time
 
 import msgspec
 
@@ -23,6 +24,7 @@ from podway.task.task import (
     Task,
     Url,
     Volume,
+    job_secrets,
 )
 from podway.task.volumes import VolumeSpec
 
@@ -47,7 +49,7 @@ def explain(task: Task) -> str:
         rows.append(("Ends", when))
     rows += [("Starts", f"{one} (UTC)") for one in task.schedule]
     rows += [("Environment", f"{name}={_shown(name, value)}") for name, value in task.env.items()]
-    rows += [("Secret", f"{name}={_MASK}") for name in task.secrets]
+    rows += [("Secret", f"{name}={_MASK}") for name in job_secrets(task)]
     if task.python and not grouped:
         rows.append(("Python", task.python))
     rows += [("Setup", line) for line in task.setup.rstrip().splitlines()]
@@ -199,6 +201,9 @@ def _service_rows(service: ServiceSpec) -> list[tuple[str, str]]:
         rows.append(("Replicas", _scaling_text(service.scaling)))
     if service.model:
         rows.append(("Model", f"{service.model.name} ({service.model.format})"))
+    if service.tls:
+        until = time.strftime("%Y-%m-%d", time.gmtime(service.tls.expires))
+        rows.append(("Certificate", f"for {', '.join(service.tls.names) or 'no name'}, until {until}; HTTPS only"))
     probes: list[Probe] = []
     for part in service.groups or (service,):
         probes += [probe for probe in part.probes if probe not in probes]

@@ -71,7 +71,7 @@ def read_skypilot(root: Field, overrides: Overrides, bases: tuple[Path, ...]) ->
         autostop=read(lambda: read_autostop(first(whole, "autostop")), None),
         recovery=read(lambda: read_recovery(first(whole, "job_recovery", "spot_recovery")), None),
         priority=overrides.priority if overrides.priority is not None else priority.integer() if priority else 0,
-        service=read(lambda: read_service(service, resources, notes), None) if service else None,
+        service=read(lambda: read_service(service, resources, local, secrets, notes), None) if service else None,
         notes=tuple(notes),
     )
     problems.raise_any()

@@ -268,12 +268,14 @@ _SERVICE = Table(
             note="the gateway's own time limits are used",
         ),
         "tls": _about(
-            Anything(),
-            "A certificate for the endpoint.",
-            refuse=(
-                "a certificate is the gateway's, for all its services",
-                "remove `tls`, and start a gateway with --tls-cert and --tls-key",
+            Table(
+                keys={
+                    "keyfile": _about(Text(), "The private key (PEM), without a passphrase."),
+                    "certfile": _about(Text(), "The certificate, followed by those that signed it (PEM)."),
+                },
+                required=("keyfile", "certfile"),
             ),
+            "The endpoint takes HTTPS only, with this key and certificate.",
         ),
         "pool": _about(Anything(), "A pool of workers.", refuse=_POOL),
         "workers": _about(Anything(), "A pool of workers.", refuse=_POOL),

@@ -1,18 +1,22 @@
-"""The `service` section of a SkyPilot task file: probe, replicas, port."""
+"""The `service` section of a SkyPilot task file: probe, replicas, port, certificate."""
 
 import msgspec
 
 from podway.catalog.slices import find_slice, is_tpu_name
 from podway.errors import UserError
+from podway.task.endpoint_tls import read_tls
 from podway.task.fields import Field
+from podway.task.paths import LocalMachine
 from podway.task.task import Probe, Resources, Scaling, ServiceSpec
 
 # SkyServe's defaults, where they differ from the record's.
 _DOWN_DELAY_S = 1200
 
 
-def read_service(field: Field, resources: tuple[Resources, ...], notes: list[str]) -> ServiceSpec:
-    policy = field.get("replica_policy")
+def read_service(
+    field: Field, resources: tuple[Resources, ...], local: LocalMachine, secrets: dict[str, str], notes: list[str]
+) -> ServiceSpec:
+    tls, policy = field.get("tls"), field.get("replica_policy")
     balancing = field.get("load_balancing_policy")
     fallback = policy.get("base_ondemand_fallback_replicas") if policy else None
     dynamic = policy.get("dynamic_ondemand_fallback") if policy else None
@@ -24,6 +28,7 @@ def read_service(field: Field, resources: tuple[Resources, ...], notes: list[str
         load_balancing=balancing.text().lower() if balancing else None,
         spot_fallback=fallback.integer() if fallback else 0,
         dynamic_fallback=dynamic.flag() if dynamic else False,
+        tls=read_tls(tls, local, secrets) if tls else None,
     )
 
 

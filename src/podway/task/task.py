@@ -10,7 +10,11 @@ from typing import Literal
 
 import msgspec
 
+from podway.certificates import CertificateFacts
+
 CONTAINER = "docker:"  # before the name of a container image, as SkyPilot writes one
+# The names in Task.secrets of what the endpoint of a service serves HTTPS with.
+TLS_CERTIFICATE, TLS_KEY = "PODWAY_ENDPOINT_CERTIFICATE", "PODWAY_ENDPOINT_KEY"
 
 
 class TaskPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -229,6 +233,9 @@ class ServiceSpec(TaskPart, frozen=True):
     dynamic_fallback: bool = False  # on-demand replicas stand in while spot ones are missing
     load_balancing: str | None = None
     groups: tuple[ReplicaGroup, ...] = ()  # (): all replicas run the task itself
+    tls: CertificateFacts | None = (
+        None  # its endpoint takes HTTPS only, with the pair in Task.secrets (TLS_CERTIFICATE, TLS_KEY)
+    )
 
     @property
     def router(self) -> ReplicaGroup | None:
@@ -333,6 +340,11 @@ def without_image(task: Task) -> Task:
         task, lambda one: msgspec.structs.replace(one, image=None) if container_image(one.image) else one
     )
     return msgspec.structs.replace(bare, user=None, notes=(*task.notes, note))
+
+
+def job_secrets(task: Task) -> dict[str, str]:
+    """What its jobs are given: all but the key pair of a service's endpoint, which the gateways use."""
+    return {name: value for name, value in task.secrets.items() if name not in (TLS_CERTIFICATE, TLS_KEY)}
 
 
 def without_secrets(task: Task) -> Task:
