@@ -1,13 +1,14 @@
 """Lines, averages and last words."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from podway.catalog.generations import GENERATIONS
 from podway.model.families import find_model
 from podway.model.flops import flops_per_token
-from podway.train.devices import attached_generation, device_memory, peak_flops
+from podway.train.devices import attached_generation, count_slices, device_memory, peak_flops
 from podway.train.flags import FLAGS, flags_for, set_flags
 from podway.train.goodput import Goodput
 from podway.train.metrics import Meter, clock
@@ -97,6 +98,20 @@ def test_which_tpu_a_host_has_without_a_name_in_the_environment(tmp_path: Path) 
     assert attached_generation({"PODWAY_SIMULATED": "1"}, tmp_path) is None
     assert attached_generation({"JAX_PLATFORMS": "cpu"}, tmp_path) is None
     assert attached_generation({}, tmp_path / "no-pci") is None
+
+
+def test_simulated_slices_are_counted_by_the_launch() -> None:
+    class Chip(NamedTuple):
+        platform: str
+        slice_index: int | None = None
+
+    chips = [Chip("tpu", index // 2) for index in range(4)]
+    assert count_slices(chips, {"PODWAY_NUM_SLICES": "4"}) == 2, "real chips know their slice"
+    simulated, said = [Chip("cpu")] * 16, {"PODWAY_SIMULATED": "1"}
+    assert count_slices(simulated, said | {"PODWAY_NUM_SLICES": "2"}) == 2
+    assert count_slices(simulated, {"PODWAY_NUM_SLICES": "2"}) == 1, "machines without TPUs are no slices"
+    for number in ("", "0", "1", "3", "two"):
+        assert count_slices(simulated, said | {"PODWAY_NUM_SLICES": number}) == 1
 
 
 def test_no_chip_no_flags() -> None:

@@ -1,8 +1,9 @@
-"""What is known of the device that a step runs on (no jax): its bf16 peak and memory by the name that jax gives it, and which TPU this
-host has by its PCI devices, before anything of jax is loaded."""
+"""What is known of the device that a step runs on (no jax): its bf16 peak and memory by the name that jax gives it, of how many slices
+the devices of a run are, and which TPU this host has by its PCI devices, before anything of jax is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from podway.catalog.generations import GENERATIONS
 from podway.catalog.slices import find_slice
@@ -52,6 +53,23 @@ def _read_id(path: Path) -> str:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""  # a device that goes away, or a file that this user may not read
+
+
+class Device(Protocol):
+    """What is asked of a jax device; `slice_index` too, where it has one."""
+
+    @property
+    def platform(self) -> str:
+        """tpu, gpu or cpu."""
+
+
+def count_slices(devices: Sequence[Device], environment: Mapping[str, str]) -> int:
+    """The slices that these devices are of. Those of simulated slices are CPU devices, which do not tell: there the launch does."""
+    told = len({getattr(device, "slice_index", 0) or 0 for device in devices})
+    launched = environment.get("PODWAY_NUM_SLICES", "") if environment.get("PODWAY_SIMULATED") == "1" else ""
+    if any(device.platform != "cpu" for device in devices) or not launched.isdecimal() or int(launched) < 2:
+        return told
+    return int(launched) if len(devices) % int(launched) == 0 else told
 
 
 def generation_of(kind: str) -> str | None:

@@ -6,6 +6,7 @@
 4. The state is restored from the last checkpoint, or started.
 """
 
+import os
 from collections.abc import Sequence
 
 import jax
@@ -22,7 +23,7 @@ from podway.train import lora
 from podway.train.checks import check_fit, check_kernel, resolve_mesh
 from podway.train.config import TrainConfig
 from podway.train.data import open_data
-from podway.train.devices import peak_flops
+from podway.train.devices import count_slices, peak_flops
 from podway.train.feed import Feed
 from podway.train.goodput import Goodput
 from podway.train.metrics import Meter, ProgressBar
@@ -41,8 +42,7 @@ def prepare(config: TrainConfig, output: Output, launches: Sequence[float] = ())
     """The run, and the hook that saves it. `launches` are the times at which this run was started, this one included."""
     shape = fetch_shape(config.model.name)
     devices = jax.devices()
-    slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
-    sizes = resolve_mesh(config, len(devices), slices)
+    sizes = resolve_mesh(config, len(devices), count_slices(devices, os.environ))
     notes = check_fit(config, shape, sizes)
     if jax.default_backend() == "cpu" and len(devices) > 1 and config.precision.compute == "bfloat16":
         # XLA's CPU compiler aborts on sums of bfloat16 over devices (seen with jaxlib 0.10.2).
