@@ -22,6 +22,7 @@ from podway.decoding import from_json
 from podway.model.families import find_model
 from podway.plan.memory import GIB
 from podway.plan.search import PlanOptions, plan_train
+from podway.plan.training import Dtype, Training
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.program import asynchronous
 from podway.rehearse.rehearsal import CompileReport, Rehearsal, rehearse_training
@@ -55,10 +56,11 @@ def _train(model: str, slice: str, mesh: str, batch: int, length: int, *more: st
     return Rehearsal(model=model, slice=slice, settings=(*settings, *more))
 
 
-def planned_rehearsal(model: str, slice: str, batch: int, length: int) -> Rehearsal:
+def planned_rehearsal(model: str, slice: str, batch: int, length: int, weights: Dtype = "float32") -> Rehearsal:
     """What `podway plan train` proposes first."""
     tpu = find_slice(slice)
-    best = plan_train(find_model(model), PlanOptions(seq=length, batch=batch), [tpu]).plans[0]
+    asked = PlanOptions(seq=length, batch=batch, template=Training(seq=length, batch=batch, params=weights))
+    best = plan_train(find_model(model), asked, [tpu]).plans[0]
     return rehearse_training(model, tpu, best.mesh, best.training, fast=False)
 
 

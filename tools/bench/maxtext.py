@@ -24,6 +24,7 @@ from tools.bench.report import machine, table, write_section
 from podway.decoding import from_json
 from podway.errors import UserError
 from podway.plan.memory import GIB
+from podway.plan.training import Dtype
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.rehearsal import CompileReport, Rehearsal
 from podway.rehearse.running import _Worker, environment, rehearse
@@ -33,8 +34,9 @@ PAGE, KEPT = ROOT / "docs" / "aot.md", ROOT / "docs" / "measurements" / "maxtext
 HOME = ROOT / ".cache" / "maxtext"
 REQUIREMENTS = Path(__file__).with_name("maxtext-requirements.txt")
 
-# MaxText benchmarks/maxtext_trillium_model_configs.py @bfd388fd4 and xla_flags_library.py @05d3525e8; of the flags without the one that
-# libtpu 0.0.51 refuses on v6e (fuse_all_gather) and those that are of another libtpu (2a886c8_chip_config_name).
+# Settings and flags: tpu-recipes training/trillium/*/README.md (MaxText @tpu-recipes-v0.1.4, Mixtral @v0.1.2), training/v5p/*, and
+# MaxText configs/tpu/v5p/llama2_70b.sh; of the flags without those that libtpu 0.0.51 refuses on v6e and v5p (fuse_all_gather) and those
+# that are of another libtpu (2a886c8_chip_config_name).
 _FLASH = (
     "attention=flash", "sa_use_fused_bwd_kernel=true", *(
         f"sa_block_{name}=2048"
@@ -42,17 +44,20 @@ _FLASH = (
     ),
 )  # fmt: skip
 _OFFLOAD = tuple(f"{name}=offload" for name in ("decoder_layer_input", "query_proj", "key_proj", "value_proj"))
-_V6E = (
-    "--xla_tpu_scoped_vmem_limit_kib=98304",
-    "--xla_tpu_use_minor_sharding_for_major_trivial_input=true",
-    "--xla_tpu_relayout_group_size_threshold_for_reduce_scatter=1",
-    "--xla_tpu_assign_all_reduce_scatter_layout=true",
+_OVERLAP = (
     "--xla_tpu_enable_data_parallel_all_reduce_opt=true",
     "--xla_tpu_data_parallel_opt_different_sized_ops=true",
     "--xla_tpu_enable_async_collective_fusion=true",
     "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",
     "--xla_tpu_overlap_compute_collective_tc=true",
     "--xla_enable_async_all_gather=true",
+)
+_V6E = (
+    "--xla_tpu_scoped_vmem_limit_kib=98304",
+    "--xla_tpu_use_minor_sharding_for_major_trivial_input=true",
+    "--xla_tpu_relayout_group_size_threshold_for_reduce_scatter=1",
+    "--xla_tpu_assign_all_reduce_scatter_layout=true",
+    *_OVERLAP,
     "--xla_tpu_enable_all_experimental_scheduler_features=true",
     "--xla_tpu_enable_scheduler_memory_pressure_tracking=true",
     "--xla_tpu_host_transfer_overlap_limit=24",
@@ -65,13 +70,21 @@ _V6E = (
     "--xla_tpu_scheduler_percent_shared_memory_limit=100",
     "--xla_latency_hiding_scheduler_rerun=2",
 )
-_ALL_REDUCE_ON_SPARSECORE = (
+_8B = (
+    *_V6E,
+    "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000",  # no collective matmul: the recipe is named after it
     "--xla_sc_disable_megacore_partitioning=true",
     "--xla_tpu_enable_all_reduce_offload_tracing=true",
     "--xla_tpu_use_tc_device_shape_on_sc=true",
     "--xla_tpu_enable_sparse_core_collective_offload_all_reduce=true",
     "--xla_sc_enable_instruction_fusion=false",
     "--xla_sc_disjoint_spmem=false",
+)
+_V5P = (
+    *_OVERLAP,
+    "--xla_tpu_megacore_fusion_allow_ags=false",
+    "--xla_enable_async_collective_permute=true",
+    "--xla_tpu_enable_ag_backward_pipelining=true",
 )
 
 
@@ -83,17 +96,16 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     slice: str
     batch: int
     length: int
-    published: (
-        float  # seconds of the step that its authors measured on TPUs: tpu-recipes, training/trillium/*/README.md
-    )
+    published: float  # seconds of the step that its authors measured on TPUs, in the file that has the recipe
     settings: tuple[str, ...]
     flags: tuple[str, ...]
+    weights: Dtype = "float32"  # as both trainers store them
 
 
 RECIPES = (
     Recipe(
         name="Llama 3.1 8B", model="llama3.1-8b", slice="v6e-16", published=3.393, batch=48, length=8192,
-        settings=("remat_policy=custom", "out_proj=offload", *_OFFLOAD, *_FLASH), flags=(*_V6E, *_ALL_REDUCE_ON_SPARSECORE),
+        settings=("remat_policy=custom", "out_proj=offload", *_OFFLOAD, *_FLASH), flags=_8B,
     ),
     Recipe(
         name="Llama 3.1 70B", model="llama3.1-70b", slice="v6e-64", published=18.688, batch=128, length=8192,
@@ -101,11 +113,28 @@ RECIPES = (
     ),
     Recipe(
         name="Llama 3.1 8B", model="llama3.1-8b", slice="v6e-64", published=5.652, batch=320, length=8192,
-        settings=("remat_policy=custom", "out_proj=offload", *_OFFLOAD, *_FLASH), flags=(*_V6E, *_ALL_REDUCE_ON_SPARSECORE),
+        settings=("remat_policy=custom", "out_proj=offload", *_OFFLOAD, *_FLASH), flags=_8B,
     ),
     Recipe(
         name="Llama 3.1 70B", model="llama3.1-70b", slice="v6e-256", published=42.656, batch=1280, length=8192,
         settings=("remat_policy=custom", *_OFFLOAD, *_FLASH), flags=_V6E,
+    ),
+    Recipe(
+        name="Mixtral 8x7B", model="mixtral-8x7b", slice="v6e-256", published=13.484, batch=3072, length=4096,
+        settings=(
+            "remat_policy=custom", "out_proj=offload", *_OFFLOAD, "attention=flash", "sa_block_q=2048", "sa_block_q_dkv=2048",
+            "sa_block_q_dq=2048", "megablox=false", "sparse_matmul=false", "capacity_factor=1.25",
+        ),
+        flags=("--xla_tpu_scoped_vmem_limit_kib=81920", *_OVERLAP),
+    ),
+    Recipe(  # published as 65 % of the peak (getting_started/Run_Llama2.md): 428.4 GFLOP a token by its count of that time
+        name="Llama 2 70B", model="llama2-70b", slice="v5p-128", published=23.53, batch=256, length=4096,
+        settings=("remat_policy=save_dot_except_mlpwi",), flags=_V5P,
+    ),
+    Recipe(  # published as 251.94 TFLOP/s a chip (end_to_end/tpu/mixtral/Run_Mixtral.md): 79.7 GFLOP a token
+        name="Mixtral 8x7B", model="mixtral-8x7b", slice="v5p-128", published=46.66, batch=2304, length=4096,
+        settings=("weight_dtype=bfloat16", "attention=flash", "use_iota_embed=false"),
+        flags=(*_V5P, "--xla_tpu_scoped_vmem_limit_kib=81920"), weights="bfloat16",
     ),
 )  # fmt: skip
 
@@ -168,17 +197,16 @@ def install() -> None:
     (HOME / "installed").touch()
 
 
-def measure(recipe: Recipe, *, fast: bool, theirs_too: bool) -> Pair:
-    """Both steps of a job; without `theirs_too` only Podway's, beside the published one."""
+def measure(recipe: Recipe, *, fast: bool, theirs: Side | None, compile_theirs: bool) -> Pair:
+    """Both steps of a job; without `compile_theirs` only Podway's, beside what is known of MaxText's."""
     ours = msgspec.structs.replace(
-        planned_rehearsal(recipe.model, recipe.slice, recipe.batch, recipe.length), fast=fast
+        planned_rehearsal(recipe.model, recipe.slice, recipe.batch, recipe.length, recipe.weights), fast=fast
     )
     asked = Rehearsal(model=recipe.model, slice=recipe.slice, fast=fast)
-    side = None
-    if theirs_too:
+    if compile_theirs:
         with tempfile.TemporaryDirectory(prefix="podway-maxtext-") as folder:
-            theirs = _MaxTextWorker(recipe, asked, Path(folder)).answer(fresh=True, progress=lambda stage: None)
-        side = _side(theirs, asked)
+            report = _MaxTextWorker(recipe, asked, Path(folder)).answer(fresh=True, progress=lambda stage: None)
+        theirs = _side(report, asked)
     report = rehearse([ours], jobs=1)[0]
     words = [
         word
@@ -187,7 +215,7 @@ def measure(recipe: Recipe, *, fast: bool, theirs_too: bool) -> Pair:
     ]
     return Pair(
         name=f"{recipe.name}, {recipe.batch} x {recipe.length}", slice=recipe.slice, published=recipe.published,
-        maxtext=side,
+        maxtext=theirs,
         podway=_side(report, ours), proposal=" ".join(words), versions=f"jax {report.jax}, libtpu {report.libtpu}",
     )  # fmt: skip
 
@@ -234,18 +262,19 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="measure every row again")
     parser.add_argument("--full", action="store_true", help="compile to the end: minutes a row")
     parser.add_argument(
-        "--published", action="store_true", help="leave MaxText's own step out: beside published steps only"
+        "--podway", action="store_true", help="compile Podway's steps only; MaxText's stay as they were measured"
     )
     parser.add_argument("--only", default="", help="rows whose name or slice holds this text")
     options = parser.parse_args()
-    if not options.published:
+    if not options.podway:
         install()
     kept = from_json(KEPT.read_bytes(), dict[str, Pair]) if KEPT.exists() else {}
     for recipe in RECIPES:
         label = f"{recipe.name} on {recipe.slice}"
         if options.only not in label or (label in kept and not options.fresh):
             continue
-        kept[label] = measure(recipe, fast=not options.full, theirs_too=not options.published)
+        theirs = kept[label].maxtext if label in kept else None
+        kept[label] = measure(recipe, fast=not options.full, theirs=theirs, compile_theirs=not options.podway)
         print(page_of([kept[label]]), flush=True)
         KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
         write_section("bench-maxtext", page_of(list(kept.values())), PAGE)
