@@ -5,7 +5,10 @@ environment already says wins over `compile.flags` of the run, and that wins ove
 
 Sources: [a] MaxText `configs/largest_job/*.sh` at 5ebcd67fe, the published 16B-128B jobs on v5e; [b] MaxText
 `benchmarks/xla_flags_library.py` and its v5p, v6e and v4 scripts at e591f30cb; [c] seen in the programs that libtpu
-0.0.51 makes of Podway's step (docs/training-internals.md has what each gave).
+0.0.51 makes of Podway's step (docs/training-internals.md has what each gave); [d] tpu-recipes `training/ironwood` and
+`training/v5p` of 2026.
+
+tpu7x has no row: libtpu 0.0.51 runs its gathers and reduce-scatters on the SparseCores without being asked [c].
 """
 
 from collections.abc import Iterable, MutableMapping
@@ -28,13 +31,19 @@ _GRADIENT_RINGS = (
     "--xla_tpu_decompose_einsum_reduce_scatter=true",  # [c]
     "--xla_tpu_prefer_einsum_reduce_scatter=true",  # [c]
 )
-# Gathers of weights and scatters of gradients that a SparseCore runs beside the products [c]: all gathers on v6e-16, scatters on v6e-64
-# and v5p-128. What it cannot take stays as it was.
+# Gathers of weights and scatters of gradients along one axis of the torus that a SparseCore runs beside the products: all gathers on
+# v6e-16, scatters on v6e-64 and v5p-128 [c]. What it cannot take stays as it was.
 _SPARSECORE = (
     "--xla_tpu_enable_sparse_core_collective_offload_all_gather=true",  # [b]
     "--xla_tpu_enable_sparse_core_collective_offload_reduce_scatter=true",  # [c]
     "--xla_sc_disable_megacore_partitioning=true",  # [b]
     "--xla_tpu_use_tc_device_shape_on_sc=true",  # [b]
+)
+# The same over several axes at once: without these no gather of v6e-64 is asynchronous, with them all are [c].
+_SPARSECORE_AXES = (
+    "--xla_tpu_enable_sparse_core_collective_offload_2d_all_gather=true",  # [d]
+    "--xla_tpu_enable_sparse_core_collective_offload_3d_all_gather=true",  # [d]
+    "--xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter=true",  # [d]
 )
 # The scheduler begins transfers from host memory earlier, and looks for less memory a second time [b]: 70B with offloaded activations
 # on v6e-64 waits 0.57 s less and needs 3.8 GiB less [c].
@@ -61,6 +70,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
         *_SPARSECORE,
         *_SCHEDULER,
         "--xla_tpu_scoped_vmem_limit_kib=98304",  # [b] dense models
+        *_SPARSECORE_AXES,
     ),
 }
 # Of the runtime and not the compiler: environment variables of their own.
