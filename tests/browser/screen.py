@@ -40,6 +40,20 @@ name: chat
 resources: {{accelerators: tpu-v6e-1, infra: local}}
 run: podway serve tiny-llama3 --random --port {port} --max-len 256 --max-seqs 4
 """
+POOL = "pool: {workers: 1}\nresources: {accelerators: tpu-v6e-1, infra: local}\n"
+PART = 'name: part\nresources: {accelerators: tpu-v6e-1}\nrun: echo "part $SKYPILOT_JOB_RANK"\n'
+GROUP = """
+name: {name}
+execution: parallel
+---
+name: learner
+resources: {{accelerators: tpu-v6e-1, infra: local}}
+run: echo "I am the learner"
+---
+name: actor
+resources: {{accelerators: tpu-v6e-1, infra: local}}
+run: echo "I am the actor"
+"""
 WAIT_MS = 120_000
 TRIES = 20
 # Chromium cuts every connection when a network interface comes or goes, and other tests on this machine make some. The page tries
@@ -74,6 +88,18 @@ class Site:
         file = self.home / f"{cluster}.yaml"
         file.write_text(task)
         self.podway("launch", "-y", *(["-d"] if detach else []), "-c", cluster, file.name)
+
+    def launch_pool(self, name: str, jobs: int) -> None:
+        """A pool of one worker, and jobs for it."""
+        (self.home / "pool.yaml").write_text(POOL)
+        (self.home / "part.yaml").write_text(PART)
+        self.podway("pool", "apply", "-y", "-p", name, "pool.yaml")
+        self.podway("launch", "-y", "--pool", name, "--num-jobs", str(jobs), "part.yaml")
+
+    def launch_group(self, name: str) -> None:
+        """Two tasks that end by themselves."""
+        (self.home / "group.yaml").write_text(GROUP.format(name=name))
+        self.podway("launch", "-y", "-d", "group.yaml")
 
     def link(self) -> str:
         return self.podway("ui", "--no-browser").strip()

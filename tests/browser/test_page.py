@@ -12,6 +12,8 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermedi
 VIEWS = {
     "/": ".figures",
     "/clusters": "table",
+    "/pools": "main .card",
+    "/groups": "main .card",
     "/clusters/demo": ".hosts",
     "/clusters/demo/jobs/1": ".line",
     "/training": ".empty",
@@ -30,6 +32,30 @@ def test_every_view_opens(screen: Screen) -> None:
         assert screen.page.locator("h1").count() == 1
     screen.go("/nowhere/at/all")
     screen.page.wait_for_selector("text=There is nothing here")
+
+
+def test_a_pool_and_a_job_group_lead_to_their_jobs(screen: Screen) -> None:
+    site, page = screen.site, screen.page
+    site.launch_pool("batch", 3)
+    site.launch_group("pair")
+    screen.go("/pools")
+    page.click("table >> text=batch")
+    page.wait_for_selector("h1:has-text('batch')")
+    screen.until(lambda: page.locator("table:has(caption:text-is('Workers')) >> text=batch-1").count() == 1)
+    jobs = page.locator("table:has(caption:text-is('Jobs')) tbody tr")
+    screen.until(lambda: jobs.count() == 3 and "succeeded" in jobs.last.inner_text())
+    page.click("table:has(caption:text-is('Jobs')) tbody tr:last-child td:first-child a")
+    page.wait_for_selector(".line >> text=part 0")
+    screen.go("/pools/batch")
+    page.click("button >> text=Take down")
+    page.click("dialog[open] button.danger >> text=Take down")
+    screen.until(lambda: page.locator("main >> text=No pools").count() == 1)
+    screen.go("/groups")
+    page.click("table >> text=pair")
+    page.wait_for_selector("h1:has-text('pair')")
+    screen.until(lambda: page.locator("tbody >> text=succeeded").count() == 2)
+    page.click("tbody >> text=learner")
+    page.wait_for_selector(".line >> text=I am the learner")
 
 
 def test_the_way_from_home_to_a_log(screen: Screen) -> None:

@@ -8,6 +8,8 @@ import { Code, Empty, Loading, Problem } from "./parts/elements.js";
 import { Home } from "./views/home.js";
 import { ClusterView, Clusters } from "./views/clusters.js";
 import { JobPage } from "./views/job.js";
+import { PoolView, Pools } from "./views/pools.js";
+import { Groups, JobGroupView } from "./views/groups.js";
 import { Training } from "./views/training.js";
 import { ServiceView, Services } from "./views/services.js";
 import { Models } from "./views/models.js";
@@ -16,12 +18,12 @@ import { Slices } from "./views/slices.js";
 import { Cost } from "./views/cost.js";
 import { Settings } from "./views/settings.js";
 
-const NAVIGATION = [["/", "Home"], ["/clusters", "Clusters"], ["/training", "Training"], ["/services", "Services"], ["/models", "Models"], ["/plan", "Plan"], ["/slices", "Slices"], ["/cost", "Cost"], ["/settings", "Settings"]];
+const NAVIGATION = [["/", "Home"], ["/clusters", "Clusters"], ["/pools", "Pools"], ["/groups", "Groups"], ["/training", "Training"], ["/services", "Services"], ["/models", "Models"], ["/plan", "Plan"], ["/slices", "Slices"], ["/cost", "Cost"], ["/settings", "Settings"]];
 
 const AGAIN_MS = 2000;
 
 // What the stream of changes may have changed.
-const LIVE = /^\/v1\/(clusters(?!.*\/(planned|models)$)|runs|served|services)/;
+const LIVE = /^\/v1\/(clusters(?!.*\/(planned|models)$)|runs|served|services|pools|groups)/;
 
 function view(path, session) {
   const parts = path.split("/").filter(Boolean);
@@ -31,7 +33,9 @@ function view(path, session) {
   if (parts[0] === "clusters" && parts[2] === "jobs" && parts.length === 4)
     return html`<${JobPage} key=${path} cluster=${parts[1]} number=${parts[3]} session=${session} />`;
   if (parts[0] === "services" && parts.length === 2) return html`<${ServiceView} key=${parts[1]} name=${parts[1]} session=${session} />`;
-  const known = { training: Training, services: Services, models: Models, plan: Plan, slices: Slices, cost: Cost, settings: Settings }[parts.length === 1 ? parts[0] : ""];
+  if (parts[0] === "pools" && parts.length === 2) return html`<${PoolView} key=${parts[1]} name=${parts[1]} session=${session} />`;
+  if (parts[0] === "groups" && parts.length === 2) return html`<${JobGroupView} key=${parts[1]} name=${parts[1]} session=${session} />`;
+  const known = { pools: Pools, groups: Groups, training: Training, services: Services, models: Models, plan: Plan, slices: Slices, cost: Cost, settings: Settings }[parts.length === 1 ? parts[0] : ""];
   return known ? html`<${known} session=${session} />` : html`<${Empty} title="There is nothing here"><p><${Link} to="/">Home</${Link}></p></${Empty}>`;
 }
 

@@ -4,10 +4,10 @@ import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { ApiError } from "../api.js";
 
 const TONES = {
-  UP: "good", RUNNING: "good", READY: "good", SUCCEEDED: "good",
-  INIT: "busy", SETTING_UP: "busy", STARTING: "busy", PROVISIONING: "busy", NOT_READY: "warn", DRAINING: "warn", SHUTTING_DOWN: "warn", NO_REPLICA: "idle", PENDING: "idle", RECOVERING: "warn", CANCELLING: "warn", STOPPING: "warn", TERMINATING: "warn",
+  UP: "good", RUNNING: "good", READY: "good", SUCCEEDED: "good", FREE: "good", BUSY: "good",
+  INIT: "busy", SETTING_UP: "busy", STARTING: "busy", PROVISIONING: "busy", NOT_READY: "warn", DRAINING: "warn", SHUTTING_DOWN: "warn", NO_REPLICA: "idle", PENDING: "idle", RECOVERING: "warn", CANCELLING: "warn", STOPPING: "warn", TERMINATING: "warn", LEAVING: "warn",
   STOPPED: "idle", GONE: "idle", CANCELLED: "idle",
-  FAILED: "bad", FAILED_SETUP: "bad", FAILED_DRIVER: "bad", FAILED_NO_RESOURCE: "bad",
+  FAILED: "bad", FAILED_SETUP: "bad", FAILED_DRIVER: "bad", FAILED_NO_RESOURCE: "bad", BROKEN: "bad",
 };
 
 export const State = ({ state }) =>
