@@ -2,15 +2,19 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from podway.control.orphans import HISTORY, OrphanScanner
 from podway.control.records import ClusterState
 from podway.control.store import Store, open_store, sqlite_url
+from podway.control.volume_store import VolumeRecord
 from podway.errors import ProviderError, UserError
 from podway.providers import OwnedResource, Provider
 from podway.providers.local.provider import LocalProvider
+from podway.task.task import Placement
+from podway.task.volumes import VolumeSpec
 from tests.control.samples import cluster
 
 
@@ -47,6 +51,40 @@ def test_found_told_once_and_purged(tmp_path: Path, store: Store) -> None:
 
     asyncio.run(work())
     assert known.exists() and not lost.exists()
+
+
+def test_a_disk_whose_volume_was_lost_is_an_orphan(tmp_path: Path, store: Store) -> None:
+    class WithDisks(LocalProvider):
+        disks: ClassVar = {"lost", "data"}
+
+        async def list_resources(self) -> list[OwnedResource]:
+            more: dict[str, Any] = {"cluster": "", "owner": self.owner, "kind": "disk", "condition": "ready"}
+            return [
+                OwnedResource(name=f"disk-{one}", volume=one, hourly_cost=0.5, **more) for one in sorted(self.disks)
+            ]
+
+        async def purge(self, resource: OwnedResource) -> None:
+            self.disks.discard(resource.volume)
+
+    spec = VolumeSpec(name="data", placement=Placement(provider="local"))
+    store.volumes.add(VolumeRecord(name="data", user="ann", spec=spec, created=0.0))
+    store.add_cluster(cluster(name="lost", state=ClusterState.INIT))  # a cluster of that name does not account for it
+    local = WithDisks(tmp_path)
+
+    def provider(name: str) -> Provider:
+        if name != "local":
+            raise UserError("not set up", "")
+        return local
+
+    async def work() -> None:
+        orphans = OrphanScanner(store, provider)
+        found = (await orphans.scan(("local",))).orphans
+        assert [(one.volume, one.hourly_cost) for _, one in found] == [("lost", 0.5)]
+        assert "belongs to no volume" in store.events(HISTORY)[0].text
+        await orphans.purge()
+
+    asyncio.run(work())
+    assert local.disks == {"data"}
 
 
 def test_a_cluster_made_while_we_look_is_no_orphan(tmp_path: Path, store: Store) -> None:

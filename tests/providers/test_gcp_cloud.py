@@ -19,7 +19,7 @@ import pytest
 from podway.errors import ProviderError, UserError
 from podway.hosts.link import AgentLink
 from podway.order import Order
-from podway.providers import Observation, Request
+from podway.providers import Observation, OwnedResource, Request
 from podway.providers.gcp import api
 from podway.providers.gcp.diagnose import diagnose
 from podway.providers.gcp.hosts import NO_SUDO, mount_command
@@ -30,6 +30,7 @@ from podway.sandbox.hosts import why_no_hosts
 from podway.sandbox.hosts.netns import why_no_namespaces
 from podway.sandbox.running import Running, running_sandbox
 from podway.task.task import Accelerator, Placement, Resources
+from podway.task.volumes import VolumeSpec
 
 from .test_contract import use_sandbox
 from .test_gcp_render import order
@@ -669,3 +670,23 @@ def test_the_doctor_finds_what_is_wrong(cloud: Running, gcp: GcpProvider, tmp_pa
     wrong = {one.what: one for one in diagnose(tmp_path) if not one.ok}
     assert set(wrong) == {"Compute Engine API", "zones"} and all(one.fix for one in wrong.values())
     assert "us-east5-" in wrong["zones"].fix
+
+
+def test_the_disk_of_a_lost_volume_is_found_priced_and_purged(gcp: GcpProvider) -> None:
+    """No row is asked here: the provider lists the disk as a volume's, and no cluster's end takes it along."""
+    spec = VolumeSpec(name="data", placement=Placement(provider="gcp", zone=EAST), size_gb=73)
+
+    async def owned() -> list[OwnedResource]:
+        return [one for one in await gcp.list_resources() if one.volume]
+
+    async def test() -> None:
+        made = await gcp.create_volume(spec)
+        await gone(gcp, "c")
+        (found,) = await owned()
+        assert (found.volume, found.cluster, found.owner, found.zone) == ("data", "", gcp.owner, EAST)
+        assert found.name == made.disk and found.hourly_cost == pytest.approx(0.01)  # 73 GB at $0.10 a month
+        while await owned():
+            await gcp.purge(found)
+            await asyncio.sleep(0.05)
+
+    asyncio.run(test())

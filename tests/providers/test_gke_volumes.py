@@ -232,6 +232,13 @@ def test_a_claim_is_made_registered_and_deleted(kubernetes: RunningKubernetes, t
         create(name="second")
     kubernetes.api.forbidden = lambda method, plural: plural == "storageclasses"
     assert not create(name="third", disk_type="unseen", access_mode=None).shared
+    owned = {one.volume: one for one in asyncio.run(provider.list_resources())}
+    assert set(owned) == {"Data.1", "third"} and owned["third"].owner == provider.owner
+    asyncio.run(provider.purge(owned["third"]))
+    assert [one.volume for one in asyncio.run(provider.list_resources())] == ["Data.1"]
+    kubernetes.api.forbidden = lambda method, plural: plural == "persistentvolumeclaims"
+    assert asyncio.run(provider.list_resources()) == []
+    kubernetes.api.forbidden = lambda method, plural: False
     for name in ("third", "Data.1", "Data.1"):
         asyncio.run(provider.delete_volume(msgspec.structs.replace(SPEC, name=name)))
     assert kubernetes.objects.find("persistentvolumeclaims") == []

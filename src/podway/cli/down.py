@@ -49,7 +49,10 @@ def _purge(client: Client, yes: bool) -> None:
     click.echo(orphans_page(found, time.time()))
     if not found.orphans:
         return
-    proceed(f"Deleting {format_count(len(found.orphans), 'resource')} that belong to no cluster.", yes=yes)
+    volumes = sum(bool(one.volume) for one in found.orphans)
+    held = f" {format_count(volumes, 'disk')} of volumes among them, with all that is on them." if volumes else ""
+    what = format_count(len(found.orphans), "resource")
+    proceed(f"Deleting {what} that belong to no cluster.{held}", yes=yes)
     with Screen() as screen:
         screen.wait("Deleting them")
         left = client.purge()

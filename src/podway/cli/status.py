@@ -95,7 +95,7 @@ def orphans_page(found: OrphansReply, now: float) -> str:
     rows = [
         (
             orphan.name,
-            orphan.kind,
+            f"{orphan.kind} of volume {orphan.volume}" if orphan.volume else orphan.kind,
             f"{orphan.provider}/{orphan.zone}" if orphan.zone else orphan.provider,
             orphan.accelerator_type,
             orphan.condition,

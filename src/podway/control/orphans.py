@@ -1,4 +1,4 @@
-"""Resources in a cloud that carry this Podway's label and that no cluster's row accounts for.
+"""Resources in a cloud that carry this Podway's label and that no cluster's or volume's row accounts for.
 
 There should never be any: a row is written before anything is created, and is closed only when the provider says that nothing is
 left. So what is found without a row (a lost database, a bug, a person's own doing) is reported, never deleted unasked:
@@ -95,7 +95,7 @@ class OrphanScanner:
 
         found = [pair for pairs in await asyncio.gather(*map(ask, names)) for pair in pairs]
         known |= await self._known()  # a cluster created or gone while we looked is not an orphan
-        orphans = tuple((name, resource) for name, resource in found if (name, resource.cluster) not in known)
+        orphans = tuple((name, resource) for name, resource in found if _accountable(name, resource) not in known)
         self.last = OrphanReport(orphans=orphans, unreachable=unreachable)
         await self._report()
         return self.last
@@ -118,11 +118,13 @@ class OrphanScanner:
             report = await self.scan(tuple(provider_rows()))
         return msgspec.structs.replace(report, unreachable={**report.unreachable, **errors})
 
-    async def _known(self) -> set[tuple[str, str]]:
-        """(provider, cluster) of every live row, wherever it was tried for."""
+    async def _known(self) -> set[tuple[str, str, str]]:
+        """What the rows account for: clusters that are live, wherever they were tried for, and volumes."""
         live = await asyncio.to_thread(self.store.live_clusters)
-        known = {(cluster.order.provider, cluster.name) for cluster in live}
-        return known | {(attempt.provider, cluster.name) for cluster in live for attempt in cluster.search.attempts}
+        volumes = await asyncio.to_thread(self.store.volumes.all)
+        known = {(cluster.order.provider, "cluster", cluster.name) for cluster in live}
+        known |= {(attempt.provider, "cluster", one.name) for one in live for attempt in one.search.attempts}
+        return known | {(volume.provider, "volume", volume.name) for volume in volumes}
 
     async def _report(self) -> None:
         """Once for each: in the log, and as an event."""
@@ -131,8 +133,13 @@ class OrphanScanner:
             if key in self._reported:
                 continue
             self._reported.add(key)
-            where = f" in {found.zone}" if found.zone else ""
-            text = f"{name}: {found.kind} {found.name}{where} ({found.condition}) belongs to no cluster: podway down --purge"
+            where, what = f" in {found.zone}" if found.zone else "", "volume" if found.volume else "cluster"
+            text = f"{name}: {found.kind} {found.name}{where} ({found.condition}) belongs to no {what}: podway down --purge"
             log.warning("%s", text)
             event = Event(time=time.time(), cluster_id=HISTORY, kind="error", text=text)
             await asyncio.to_thread(self.store.add_event, event)
+
+
+def _accountable(provider: str, resource: OwnedResource) -> tuple[str, str, str]:
+    """The row that should know it."""
+    return (provider, "volume", resource.volume) if resource.volume else (provider, "cluster", resource.cluster)

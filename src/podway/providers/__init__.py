@@ -98,7 +98,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 class OwnedResource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One resource that carries Podway's mark, whether or not any row knows it."""
 
-    cluster: str
+    cluster: str  # '' for a volume's
+    volume: str = ""  # whose disk it is; it holds what people wrote
     owner: str  # which Podway made it; `SupportsListing.owner` is this one
     kind: str  # in the provider's words: "node", "queued resource", "disk", "firewall rule", "simulated slice"
     name: str

@@ -227,7 +227,7 @@ class ClustersReply(Reply, frozen=True):
 
 
 class OrphanView(Reply, frozen=True):
-    """A resource in a cloud that carries this Podway's mark, and that no cluster accounts for."""
+    """A resource in a cloud that carries this Podway's mark, and that no cluster or volume accounts for."""
 
     provider: str
     kind: str
@@ -238,6 +238,7 @@ class OrphanView(Reply, frozen=True):
     accelerator_type: str | None
     created: float | None
     hourly_cost: float | None
+    volume: str = ""  # of a disk: the volume that was lost; purging it deletes what it holds
 
 
 class OrphansReply(Reply, frozen=True):

@@ -133,6 +133,7 @@ def orphans_view(look: OrphanReport) -> OrphansReply:
             accelerator_type=found.accelerator_type,
             created=found.created,
             hourly_cost=found.hourly_cost,
+            volume=found.volume,
         )
         for provider, found in look.orphans
     ]

@@ -45,6 +45,7 @@ from podway.providers.gcp.resources import (
     from_node,
     from_queued_resource,
     from_tpu_node,
+    from_volume_disk,
     wanted_of,
     zone_of,
 )
@@ -165,6 +166,11 @@ class Cloud:
         parent = f"projects/{self._account.project}/locations/{zone}"
         where = None if zone == EVERYWHERE else zone
         return self._call(lambda: list(pages(parent)), zone=where)
+
+    def volume_disks(self) -> list[Resource]:
+        """The disks of volumes, in every zone."""
+        items = self._call(lambda: self._items("disks", EVERYWHERE))
+        return [found for found in map(from_volume_disk, items) if found is not None]
 
     def disk(self, path: str) -> ComputeItem:
         """A disk of Compute Engine, whoever made it."""

@@ -278,6 +278,7 @@ class GcpProvider:
         for kind in KINDS:
             try:
                 resources += self.cloud.look((kind,)).resources
+                resources += self.cloud.volume_disks() if kind == "disk" else ()
             except GcpError as error:
                 # Who may not use Compute Engine has made nothing there.
                 if error.kind != "never" or kind in ("queued resource", "node"):

@@ -31,6 +31,7 @@ CONFIG_TYPES = {"v2": "V2", "v3": "V3", "v4": "V4", "v5e": "V5LITE_POD", "v5p": 
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _MARK = re.compile(r"podway cluster=(?P<cluster>\S+) owner=(?P<owner>\S+) of=(?P<parts>[0-9]{1,6})")
+_VOLUME_MARK = re.compile(r"podway volume=(?P<volume>\S+) owner=(?P<owner>\S+)")
 _PORTS = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?")
 
 
@@ -64,6 +65,17 @@ def read_mark(description: str) -> Mark | None:
     """The mark in a description, if Podway wrote it."""
     found = _MARK.fullmatch(description or "")
     return Mark(cluster=found["cluster"], owner=found["owner"], parts=int(found["parts"])) if found else None
+
+
+def volume_mark(volume: str, owner: str) -> str:
+    """The description of a volume's disk."""
+    return f"podway volume={volume} owner={owner}"
+
+
+def read_volume_mark(description: str) -> tuple[str, str] | None:
+    """The volume and the owner in a description, if Podway wrote it."""
+    found = _VOLUME_MARK.fullmatch(description or "")
+    return (found["volume"], found["owner"]) if found else None
 
 
 def is_queued(order: Order) -> bool:

@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from podway.providers import Step
 from podway.providers.gcp.errors import failed_operation
-from podway.providers.gcp.render import read_mark
+from podway.providers.gcp.render import read_mark, read_volume_mark
 
 Kind = Literal["queued resource", "node", "tpu node", "instance", "disk", "firewall rule"]
 KINDS: tuple[Kind, ...] = ("queued resource", "node", "tpu node", "instance", "disk", "firewall rule")
@@ -39,6 +39,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     zone: str | None
     state: str  # in the cloud's own word
     cluster: str = ""
+    volume: str = ""  # of a disk that is no cluster's
     owner: str = ""
     parts: int = 1  # how many nodes and machines make its cluster whole
     why: str = ""
@@ -264,6 +265,16 @@ def from_disk(item: ComputeItem) -> Resource | None:
     kind = item.type.rpartition("/")[2] or None
     found = msgspec.structs.replace(_of_compute("disk", item), size_gb=item.size_gb, disk_type=kind)
     return _with_mark(item.description, found)
+
+
+def from_volume_disk(item: ComputeItem) -> Resource | None:
+    """The disk of a volume; None for any other. No look at a cluster sees one, so that nothing ends it with a cluster."""
+    mark = read_volume_mark(item.description)
+    if mark is None:
+        return None
+    kind = item.type.rpartition("/")[2] or None
+    found = msgspec.structs.replace(_of_compute("disk", item), size_gb=item.size_gb, disk_type=kind)
+    return msgspec.structs.replace(found, volume=mark[0], owner=mark[1])
 
 
 def from_firewall(item: ComputeItem) -> Resource | None:

@@ -148,6 +148,7 @@ def owned_resource(resource: Resource) -> OwnedResource:
         cost = disk_hourly_cost(resource.disk_type, resource.size_gb)
     return OwnedResource(
         cluster=resource.cluster,
+        volume=resource.volume,
         owner=resource.owner,
         kind=resource.kind,
         name=resource.path,

@@ -1,6 +1,6 @@
 """Volumes on Google Cloud: persistent disks that no cluster owns, and the mounting of them on hosts.
 
-A disk is named and marked by its volume, and not by a cluster: `destroy` and the search for orphans pass it over. It is attached when
+A disk is named and marked by its volume, and not by a cluster: `destroy` passes it over. It is attached when
 a node is made (`render.py`), since that is when the API of TPUs attaches disks for certain.
 """
 
@@ -15,7 +15,7 @@ from podway.providers import CreatedVolume, Step
 from podway.providers.gcp.account import Account
 from podway.providers.gcp.api import Cloud
 from podway.providers.gcp.errors import GcpError
-from podway.providers.gcp.render import NEWER_DISKS, VOLUMES_AT, ident
+from podway.providers.gcp.render import NEWER_DISKS, VOLUMES_AT, ident, volume_mark
 from podway.providers.gcp.resources import Resource
 from podway.task.volumes import VolumeSpec
 
@@ -62,7 +62,11 @@ class GcpVolumes:
                 if error.kind != "absent":
                     raise error.as_error() from None
                 disk = None
-            if disk is not None and spec.disk_id is None and disk.description != _mark(spec.name, self._account.owner):
+            if (
+                disk is not None
+                and spec.disk_id is None
+                and disk.description != volume_mark(spec.name, self._account.owner)
+            ):
                 raise UserError(f"{path} exists, and is not this volume's", "use another name")
             if disk is not None and disk.status == "READY":
                 return CreatedVolume(
@@ -102,7 +106,7 @@ def volume_step(spec: VolumeSpec, zone: str, project: str, owner: str) -> Step:
         target=f"projects/{project}/zones/{zone}/disks/{name}",
         body={
             "name": name,
-            "description": _mark(spec.name, owner),
+            "description": volume_mark(spec.name, owner),
             "sizeGb": str(size),
             "type": f"zones/{zone}/diskTypes/{spec.disk_type or usual_type(zone)}",
             "labels": {
@@ -117,10 +121,6 @@ def usual_type(zone: str) -> str:
     """The kind of disk that the TPUs of a zone take: newer ones take hyperdisks alone, and no older one takes those."""
     kinds = {price.generation for price in all_prices() if price.zone == zone}
     return "hyperdisk-balanced" if kinds and kinds <= NEWER_DISKS else "pd-balanced"
-
-
-def _mark(name: str, owner: str) -> str:
-    return f"podway volume={name} owner={owner}"
 
 
 def _zone_of(spec: VolumeSpec) -> str:

@@ -1,6 +1,6 @@
 """Volumes on Kubernetes: a PersistentVolumeClaim, in the namespace of the pods that name it.
 
-It carries Podway's mark and no cluster's, so that taking clusters down and the list of orphans pass it over. A claim may be bound only
+It carries Podway's mark and no cluster's, so that taking clusters down passes it over. A claim may be bound only
 when a pod wants it (the storage class decides), so nothing waits for that here.
 """
 
@@ -9,9 +9,9 @@ import re
 import time
 
 from podway.errors import ProviderError, UserError
-from podway.providers import CreatedVolume
+from podway.providers import CreatedVolume, OwnedResource
 from podway.providers.gke.api import FORBIDDEN, Conflict, Fields, KubernetesApi, NotFound
-from podway.providers.gke.clusters import Clusters
+from podway.providers.gke.clusters import Clusters, Where, created_at
 from podway.providers.gke.manifests import MANAGED_BY, OWNER, PODWAY, JobSetContext, Manifest, object_name
 from podway.providers.gke.pod_volumes import VOLUMES_AT
 from podway.task.volumes import VolumeSpec
@@ -19,6 +19,7 @@ from podway.task.volumes import VolumeSpec
 CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"
 CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
 VOLUME = "podway.dev/volume"
+CLAIM_KIND = "volume claim"
 MODES = ("ReadWriteOnce", "ReadWriteOncePod", "ReadOnlyMany", "ReadWriteMany")
 ONE_NODE = ("ReadWriteOnce", "ReadWriteOncePod")
 GONE_S = 60.0
@@ -53,6 +54,24 @@ class Claims:
             )
         return _created(spec, target, found)
 
+    async def owned(self, where: Where) -> list[OwnedResource]:
+        """Every claim that Podway made for a volume; what it costs is the storage class's to say."""
+        path = CLAIMS.format(where.namespace)
+        try:
+            found = await self._clusters.api(where.context).items(path, labelSelector=f"{MANAGED_BY}={PODWAY}")
+        except UserError as error:
+            if error.code != FORBIDDEN:
+                raise
+            return []  # who may not see claims has made none
+        return [_owned(one, where) for one in found if VOLUME in (one["metadata"].get("annotations") or {})]
+
+    async def purge(self, resource: OwnedResource) -> None:
+        """Begin to delete a claim, and what it holds as its storage class says."""
+        for where in await asyncio.to_thread(self._clusters.everywhere):
+            if where.context == resource.zone:
+                path = CLAIMS.format(where.namespace)
+                await self._clusters.api(where.context).delete(f"{path}/{resource.name}")
+
     async def delete(self, spec: VolumeSpec) -> None:
         """Delete the claim, and wait until it is gone: Kubernetes keeps it for as long as a pod has it."""
         target = self._clusters.render_context(spec.placement.region)
@@ -64,6 +83,20 @@ class Claims:
             if time.monotonic() > until:
                 raise ProviderError(f"the claim of volume {spec.name} is still there: a pod has it", transient=False)
             await asyncio.sleep(0.5)
+
+
+def _owned(claim: Fields, where: Where) -> OwnedResource:
+    facts, phase = claim["metadata"], (claim.get("status") or {}).get("phase")
+    return OwnedResource(
+        cluster="",
+        volume=facts["annotations"][VOLUME],
+        owner=(facts.get("labels") or {}).get(OWNER, ""),
+        kind=CLAIM_KIND,
+        name=facts["name"],
+        zone=where.context,
+        condition="deleting" if facts.get("deletionTimestamp") else "failed" if phase == "Lost" else "ready",
+        created=created_at(facts),
+    )
 
 
 def render_claim(target: JobSetContext, spec: VolumeSpec) -> Manifest:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -46,6 +47,12 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     context: str
     namespace: str
     pools: str = ""  # the GKE cluster that may hold node pools made for it
+
+
+def created_at(metadata: Fields) -> float | None:
+    """When Kubernetes made an object."""
+    made = metadata.get("creationTimestamp")
+    return datetime.fromisoformat(made.replace("Z", "+00:00")).timestamp() if made else None
 
 
 class Clusters:

@@ -12,7 +12,6 @@ agent of a pod is reached through the API server, by `exec`: nothing listens on 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from datetime import datetime
 from pathlib import Path
 
 from podway.errors import ProviderError, UserError
@@ -31,8 +30,8 @@ from podway.providers import (
 )
 from podway.providers.gke.api import Conflict, Fields, KubernetesApi, NotFound
 from podway.providers.gke.bucket_driver import check_driver
-from podway.providers.gke.claims import Claims
-from podway.providers.gke.clusters import CONFIG_MAPS, JOBSETS, PODS, SECRETS, Clusters, Where
+from podway.providers.gke.claims import CLAIM_KIND, Claims
+from podway.providers.gke.clusters import CONFIG_MAPS, JOBSETS, PODS, SECRETS, Clusters, Where, created_at
 from podway.providers.gke.launch_pools import NODE_POOL_KIND, LaunchPools
 from podway.providers.gke.manifests import (
     ACCELERATOR,
@@ -224,12 +223,16 @@ class GkeProvider:
         found = await self.pools.owned(await asyncio.to_thread(self.clusters.gke_clusters))
         for where in places:
             found += [_owned(one, pods, where) for one, pods in await self.clusters.owned(where)]
+            found += await self.claims.owned(where)
         return found
 
     async def purge(self, resource: OwnedResource) -> None:
         """The JobSet and what it used go, whoever made them; or the node pool."""
         if resource.kind == NODE_POOL_KIND:
             await self.pools.purge(resource)
+            return
+        if resource.kind == CLAIM_KIND:
+            await self.claims.purge(resource)
             return
         for where in await asyncio.to_thread(self.clusters.everywhere):
             if where.context != resource.zone:
@@ -354,7 +357,6 @@ def _rank(pod: Fields, seen: Observation) -> int:
 def _owned(found: Fields, pods: list[Fields], where: Where) -> OwnedResource:
     metadata = found["metadata"]
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
-    made = metadata.get("creationTimestamp")
     return OwnedResource(
         cluster=annotations.get(NAME, metadata["name"]),
         owner=labels.get(OWNER, ""),
@@ -363,5 +365,5 @@ def _owned(found: Fields, pods: list[Fields], where: Where) -> OwnedResource:
         zone=where.context,
         condition=condition_of(found, pods) if found["kind"] == "JobSet" else "deleting",
         accelerator_type=annotations.get(ACCELERATOR),
-        created=datetime.fromisoformat(made.replace("Z", "+00:00")).timestamp() if made else None,
+        created=created_at(metadata),
     )
