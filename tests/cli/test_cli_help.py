@@ -30,6 +30,13 @@ def test_help_is_the_golden_text(run: Run, words: str) -> None:
     assert run(*words.split(), "-h").out == result.out
 
 
+def test_no_line_of_a_help_is_cut_by_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for words in COMMANDS:
+        wide = [line for line in run(*words.split(), "--help").out.splitlines() if len(line) > 60]
+        assert wide == [], words
+
+
 def test_no_golden_file_without_a_command() -> None:
     assert {path.name for path in reference.GOLDEN.iterdir()} == {golden(words).name for words in COMMANDS}
 

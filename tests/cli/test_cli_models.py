@@ -77,3 +77,8 @@ def test_services_by_habit_end_as_their_verbs_do(run: Run, monkeypatch: pytest.M
 def test_the_parser_itself_says_what_is_wrong() -> None:
     with pytest.raises(UserError, match="unrecognized arguments: --nope"):
         parser().parse_args(["m", "--nope"])
+
+
+def test_a_wrong_model_name_is_told_before_the_server_starts(run: Run) -> None:
+    result = run("serve", "lama3-8b", "--random")
+    assert result.code == 1 and "unknown model 'lama3-8b'" in result.err and "did you mean llama3-8b" in result.err

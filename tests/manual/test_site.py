@@ -45,6 +45,7 @@ def test_it_is_built_without_a_warning_and_loads_nothing_from_elsewhere(site: Pa
     assert {f"{name}.html" for name in NAMES} <= {path.name for path in pages}
     for path, page in pages.items():
         assert [link for link in page.loads if re.match(r"(https?:)?//", link)] == [], path.name
+        assert 'data-md-component="source"' not in path.read_text(), f"{path.name}: a script asks GitHub for stars"
     styles = [path for path in site.rglob("*.css") if re.search(r"url\([\"']?(https?:)?//", path.read_text())]
     assert styles == []
 

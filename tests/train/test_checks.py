@@ -74,3 +74,10 @@ def test_paths_and_policies(tmp_path: Path) -> None:
         check_settings(read_config(None, ["evaluation.every=5", "data.paths=[a.txt]"]))
     with pytest.raises(UserError, match=r"lora\.rank is 0"):
         check_settings(read_config(None, ["lora.adapter=somewhere"]))
+
+
+def test_a_wrong_model_name_is_told_before_jax_is_imported() -> None:
+    with pytest.raises(UserError, match="unknown model 'lama3-8b'") as caught:
+        check_settings(read_config(None, ["model.name=lama3-8b"]))
+    assert "llama3-8b" in caught.value.hint
+    check_settings(read_config(None, ["model.name=org/of-the-hub"]))

@@ -24,7 +24,7 @@ from podway.task.read import read_pool, read_task, read_task_text, read_volume
 @click.argument("arguments", nargs=-1, metavar="[-- ARGS]...")
 @click.option("-c", "--cluster", metavar="NAME", help="Name of the service or cluster; that of the file by default.")
 @task_options
-@click.option("--dryrun", is_flag=True, help="Print the request as JSON without sending it.")
+@click.option("--dryrun", is_flag=True, help="Print the request (JSON; on Kubernetes YAML) without sending it.")
 @click.option("-d", "--detach", is_flag=True, help="Return once it is submitted.")
 @click.option("--canary", metavar="SHARE", help="Try a service's new revision with this share of the traffic (10%).")
 @click.option("--project", metavar="NAME", help="On a team's server: the project whose members may manage it.")

@@ -18,7 +18,11 @@ CONFIRM_S = 30.0
 @click.command(name="autostop")
 @cluster_argument
 @click.option(
-    "-i", "--idle-minutes", type=click.FloatRange(min=0), help=f"Minutes without a job.  [default: {DEFAULT_MINUTES:g}]"
+    "-i",
+    "--idle-minutes",
+    type=click.FloatRange(min=0),
+    metavar="MINUTES",
+    help=f"Minutes without a job.  [default: {DEFAULT_MINUTES:g}]",
 )
 @click.option("--down", is_flag=True, help="Delete the cluster instead of stopping it.")
 @click.option("--cancel", is_flag=True, help="Turn autostop off.")

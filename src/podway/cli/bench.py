@@ -2,8 +2,10 @@
 
 import click
 
+from podway.cli.options import CommandGroup
 
-@click.group(name="bench")
+
+@click.group(name="bench", cls=CommandGroup)
 def command() -> None:
     """Measure running systems."""
 
@@ -19,20 +21,33 @@ def command() -> None:
     help="Source of the prompts.",
 )
 @click.option("--dataset-path", type=click.Path(dir_okay=False), help="For sharegpt and file.")
-@click.option("--num-prompts", type=click.IntRange(1), default=100, show_default=True, help="Number of requests.")
-@click.option("--input-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens, for synthetic.")
-@click.option("--output-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens, for synthetic.")
-@click.option("--spread", type=click.FloatRange(0, 0.99), default=0.0, help="Vary lengths by this fraction.")
 @click.option(
-    "--request-rate", type=click.FloatRange(0, min_open=True), help="Requests a second (default: all at once)."
+    "--num-prompts", type=click.IntRange(1), metavar="N", default=100, show_default=True, help="Number of requests."
 )
-@click.option("--concurrency", type=click.IntRange(1), help="Concurrent requests.")
+@click.option(
+    "--input-len", type=click.IntRange(1), metavar="N", default=128, show_default=True, help="Tokens, for synthetic."
+)
+@click.option(
+    "--output-len", type=click.IntRange(1), metavar="N", default=128, show_default=True, help="Tokens, for synthetic."
+)
+@click.option(
+    "--spread", type=click.FloatRange(0, 0.99), metavar="FRACTION", default=0.0, help="Vary lengths by this fraction."
+)
+@click.option(
+    "--request-rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="Requests a second (default: all at once).",
+)
+@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Concurrent requests.")
 @click.option("--chat", is_flag=True, help="Use /v1/chat/completions.")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for answers of full length.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed of prompts, lengths and arrivals.")
 @click.option("--slo", type=(float, float), help="TTFT and TPOT limits in ms for goodput.", metavar="TTFT TPOT")
 @click.option("--api-key-file", type=click.Path(dir_okay=False), help="A file with the API key.")
-@click.option("--wait", type=click.FloatRange(0), help="Seconds to wait for the server to become ready.")
+@click.option(
+    "--wait", type=click.FloatRange(0), metavar="SECONDS", help="Seconds to wait for the server to become ready."
+)
 @click.option("--save-result", type=click.Path(dir_okay=False), help="Write all results as JSON.")
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Write a plot (SVG).")
 def serve(

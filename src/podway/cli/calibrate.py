@@ -14,8 +14,10 @@ from podway.quantities import format_seconds
 
 @click.command(name="calibrate")
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--tpu", help="The slice that the run ran on: v6e-16.")
-@click.option("--slices", type=click.IntRange(min=1), default=1, show_default=True, help="How many of them.")
+@click.option("--tpu", "--tpus", "tpu", help="The slice that the run ran on: v6e-16.")
+@click.option(
+    "--slices", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="How many of them."
+)
 @click.option("--forget", metavar="GENERATION", help="Forget the runs of a generation, or all.")
 def command(folder: Path | None, tpu: str | None, slices: int, forget: str | None) -> None:
     """Keep measured runs, and plan by them.

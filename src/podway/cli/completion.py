@@ -14,7 +14,7 @@ def command(shell: str) -> None:
     \b
     bash:  podway completion bash >> ~/.bashrc
     zsh:   podway completion zsh >> ~/.zshrc
-    fish:  podway completion fish > ~/.config/fish/completions/podway.fish
+    fish:  podway completion fish | source   (in config.fish)
     """
     kind = get_completion_class(shell)
     assert kind is not None, shell

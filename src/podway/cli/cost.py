@@ -20,6 +20,7 @@ HEADERS = ("NAME", "LAUNCHED", "DURATION", "RESOURCES", "STATUS", "COST/hr", "CO
 @click.option(
     "--days",
     type=click.FloatRange(min=0),
+    metavar="DAYS",
     default=30,
     show_default=True,
     help="How far back to show deleted clusters.",

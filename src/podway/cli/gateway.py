@@ -50,7 +50,12 @@ def command() -> None:
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="The port; 0 for a free one."
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    default=8080,
+    show_default=True,
+    help="The port; 0 for a free one.",
 )
 @click.option("--url", default="", help="Where clients reach it, if not there (behind a load balancer).")
 @click.option("--tls-cert", type=click.Path(), help="A certificate chain (PEM), for https.")
@@ -58,6 +63,7 @@ def command() -> None:
 @click.option(
     "--drain",
     type=click.FloatRange(0),
+    metavar="SECONDS",
     default=30.0,
     show_default=True,
     help="Seconds that requests under way have to end after SIGTERM.",
@@ -148,9 +154,12 @@ def keys() -> None:
 @click.option(
     "--service", "services", multiple=True, help="Only this service (repeatable).  [default: all you may use]"
 )
-@click.option("--requests-per-minute", type=click.FloatRange(0, min_open=True), help="At most so many.")
+@click.option("--requests-per-minute", type=click.FloatRange(0, min_open=True), metavar="N", help="At most so many.")
 @click.option(
-    "--tokens-per-day", type=click.IntRange(0), help="A budget of prompt and completion tokens, by day (UTC)."
+    "--tokens-per-day",
+    type=click.IntRange(0),
+    metavar="N",
+    help="A budget of prompt and completion tokens, by day (UTC).",
 )
 @click.option("--expires", metavar="DURATION", default="90d", show_default=True, help="Such as 12h or 30d, or never.")
 def create(

@@ -9,7 +9,7 @@ import click
 
 from podway.cli.confirmation import proceed_asked
 from podway.cli.gke_node_pools import node_pool
-from podway.cli.options import yes_option
+from podway.cli.options import CommandGroup, yes_option
 from podway.cli.screen import Screen
 from podway.home import home
 from podway.quantities import format_count
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_DIFF = 40  # lines of one object
 
 
-@click.group(name="gke")
+@click.group(name="gke", cls=CommandGroup)
 def command() -> None:
     """Prepare a Kubernetes cluster for TPU tasks, and make node pools there."""
 

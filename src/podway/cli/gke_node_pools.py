@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from podway.cli.confirmation import proceed_asked
-from podway.cli.options import output_option, yes_option
+from podway.cli.options import CommandGroup, output_option, yes_option
 from podway.cli.screen import Screen
 from podway.cli.tables import table
 from podway.errors import UserError
@@ -35,7 +35,7 @@ def cluster_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
-@click.group(name="node-pool")
+@click.group(name="node-pool", cls=CommandGroup)
 def node_pool() -> None:
     """Make, list and delete node pools of TPU slices in a GKE cluster."""
 
@@ -46,6 +46,7 @@ def node_pool() -> None:
 @click.option(
     "--count",
     type=click.IntRange(1, MOST_POOLS),
+    metavar="N",
     default=1,
     show_default=True,
     help="Number of slices: each is a node pool of its own.",

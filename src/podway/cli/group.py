@@ -7,7 +7,7 @@ import msgspec
 
 from podway.cli.confirmation import proceed
 from podway.cli.launching import Interaction, offers_page, show_notes
-from podway.cli.options import output_option, yes_option
+from podway.cli.options import CommandGroup, output_option, yes_option
 from podway.cli.screen import LAST, MORE, Screen
 from podway.cli.tables import table
 from podway.cli.watching import ProgressPrinter, exit_code, follow, show_end
@@ -22,7 +22,7 @@ from podway.task.job_groups import GroupSpec, GroupTask
 POLL_S = 0.3
 
 
-@click.group(name="group")
+@click.group(name="group", cls=CommandGroup)
 def command() -> None:
     """Look at job groups, and cancel them.
 

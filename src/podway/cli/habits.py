@@ -146,6 +146,7 @@ ANSWERS: dict[tuple[str, ...], str] = {
     ("models",): "Type: podway plan train MODEL, with a name of docs/models.md, a Hugging Face id or a config.json",
     ("notebook",): "Type: podway dev -c NAME --jupyter --tpus v6e-8",
     ("optimize",): "Type: podway plan train MODEL, or podway launch --dryrun FILE for the offers of a task",
+    ("plan",): "Type: podway plan train MODEL, podway plan finetune MODEL or podway plan serve MODEL",
     ("pool", "create"): "Type: podway pool apply -p NAME FILE",
     (
         "pool",
@@ -296,6 +297,8 @@ OPTION_ANSWERS: dict[tuple[str, str], str] = {
         "start",
         "--retry-until-up",
     ): "Hosts stay where their disks are. To look elsewhere: podway down, then podway launch -r",
+    ("plan train", "--model"): "Type: podway plan train MODEL (llama3.1-8b)",
+    ("plan serve", "--model"): "Type: podway plan serve MODEL (llama3.1-8b)",
     ("podway", "-V"): "Type: podway --version",
     ("podway", "-v"): "Type: podway --version",
     ("status", "--endpoint"): _ENDPOINTS,

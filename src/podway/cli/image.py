@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from podway.cli.options import CommandGroup
 from podway.cli.screen import Screen
 from podway.errors import UserError
 from podway.home import home
@@ -15,7 +16,7 @@ from podway.task.task import CONTAINER, LocalDir, Task, container_image
 WORKDIR = "/workdir"
 
 
-@click.group(name="image")
+@click.group(name="image", cls=CommandGroup)
 def command() -> None:
     """Build container images without Docker."""
 

@@ -161,9 +161,10 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, wanted: bool)
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     no_args_is_help=False,
     invoke_without_command=True,
-    epilog="""\b
-With no cloud account, a slice is simulated on this machine. Try:
-  podway launch --tpus v6e-16 'echo hello from host $PODWAY_RANK of $PODWAY_NUM_HOSTS'
+    epilog="""With no cloud account, a slice is simulated on this machine. Try:
+
+\b
+  podway launch --tpus v6e-16 'echo host $PODWAY_RANK'
 """,
 )
 @click.option(

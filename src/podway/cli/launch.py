@@ -20,7 +20,7 @@ from podway.task.task import Autostop
 @click.argument("entrypoint", nargs=-1)
 @cluster_option
 @task_options
-@click.option("--dryrun", is_flag=True, help="Print the request as JSON without sending it.")
+@click.option("--dryrun", is_flag=True, help="Print the request (JSON; on Kubernetes YAML) without sending it.")
 @click.option("-d", "--detach-run", is_flag=True, help="Return once the job is submitted.")
 @click.option(
     "-i",

@@ -20,8 +20,10 @@ PHASES = ("setup", "run")
 @cluster_argument
 @click.argument("job", type=click.IntRange(min=1), required=False)
 @click.option("--follow/--no-follow", "keep", default=True, help="Follow until the job ends.  [default: follow]")
-@click.option("--tail", type=click.IntRange(min=0), default=0, help="Only the last N lines so far; 0: all.")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this host's output.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), metavar="N", default=0, help="Only the last N lines so far; 0: all."
+)
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only this host's output.")
 @click.option("--raw", is_flag=True, help="Show lines that several hosts print alike once per host.")
 @click.option(
     "--spread", is_flag=True, help="Behind a line shown once, the range of figures that differ between hosts."

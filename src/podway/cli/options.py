@@ -8,7 +8,23 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class RunByDefault(click.Group):
+class CommandGroup(click.Group):
+    """A group whose help shows what each command does in a whole sentence: click would cut it off at the edge of a narrow terminal."""
+
+    group_class = type
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One row for each, wrapped."""
+        shown = [(name, one) for name, one in sorted(self.commands.items()) if not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_sentence(one.help or "")) for name, one in shown])
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].removesuffix(".") + "."
+
+
+class RunByDefault(CommandGroup):
     """A group whose subcommand `run` need not be named: `podway server --port 8080` is `podway server run --port 8080`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

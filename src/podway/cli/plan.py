@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from podway.cli.options import output_option
+from podway.cli.options import CommandGroup, output_option
 from podway.cli.plan_options import (
     model_argument,
     plan_options_of,
@@ -42,7 +42,7 @@ _STORED = {"bf16": "bfloat16", "int8": "int8", "fp8": "fp8", "auto": "auto"}
 _plot = click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the plans (.png or .svg).")
 
 
-@click.group(name="plan", no_args_is_help=True)
+@click.group(name="plan", cls=CommandGroup, no_args_is_help=True)
 def command() -> None:
     """Find the slice, mesh and batch for a model, with speed and cost.
 
@@ -56,7 +56,7 @@ def command() -> None:
 @model_argument
 @seq_option
 @click.option("--tokens", metavar="N", help="Tokens to train on in all: 15T.")
-@click.option("--days", metavar="N", help="How long that may take.")
+@click.option("--days", metavar="DAYS", help="How long that may take.")
 @click.option("--budget", metavar="$", help="What it may cost.")
 @step_options
 @_plot
@@ -137,7 +137,9 @@ def _checked(
 
 @command.command()
 @model_argument
-@click.option("--seq", type=click.IntRange(min=1), default=2048, show_default=True, help="Tokens of a sequence.")
+@click.option(
+    "--seq", type=click.IntRange(min=1), metavar="N", default=2048, show_default=True, help="Tokens of a sequence."
+)
 @click.option("--lora", type=int, metavar="RANK", help="Train adapters of this rank instead of all weights.")
 @click.option("--int8-base", is_flag=True, help="Store the frozen weights in int8 (with --lora).")
 @click.option("--tokens", metavar="N", help="Tokens to train on in all: 50M.")
@@ -232,13 +234,15 @@ def serve(
 
 @command.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--tpu", required=True, help="The slice that the run ran on: v6e-16.")
-@click.option("--slices", type=click.IntRange(min=1), default=1, show_default=True, help="How many of them.")
+@click.option("--tpu", "--tpus", "tpu", required=True, help="The slice that the run ran on: v6e-16.")
+@click.option(
+    "--slices", type=click.IntRange(min=1), metavar="N", default=1, show_default=True, help="How many of them."
+)
 @output_option
 def compare(folder: Path, tpu: str, slices: int, output: str) -> None:
-    """Set a measured run beside its plan, by class.
+    """Set a measured run beside its plan, by kind of work.
 
-    FOLDER is the output of a `podway train`; with a profile in it the classes are measured too.
+    FOLDER is the output of a `podway train`; with a profile in it, kinds of work are measured too.
     """
     plan, run, rows = compare_run(folder, one_slice(tpu), slices)
     if output == "json":

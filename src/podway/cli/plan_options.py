@@ -37,9 +37,13 @@ def options(*several: Callable[[F], F]) -> Callable[[F], F]:
 
 model_argument = click.argument("model", shell_complete=_complete_models)
 showing_options = options(
-    click.option("--tpu", default="any", show_default=True, help="A slice (v6e-8), a generation (v6e), or any."),
+    click.option(
+        "--tpu", "--tpus", "tpu", default="any", show_default=True, help="A slice (v6e-8), a generation (v6e), or any."
+    ),
     click.option("--spot", is_flag=True, help="Use spot prices."),
-    click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many rows to show."),
+    click.option(
+        "--top", type=click.IntRange(min=1), metavar="N", default=10, show_default=True, help="How many rows to show."
+    ),
     click.option("--why", is_flag=True, help="Show every slice that does not work, and why."),
     output_option,
 )
@@ -53,7 +57,9 @@ step_options = options(
     click.option(
         "--tile", metavar="X,Y,Z", help="The box of chips that a tensor group fills (see `plan explain tile`)."
     ),
-    click.option("--microbatches", type=click.IntRange(min=1), help="Parts that a step's batch is taken in."),
+    click.option(
+        "--microbatches", type=click.IntRange(min=1), metavar="N", help="Parts that a step's batch is taken in."
+    ),
     click.option("--remat", metavar="POLICY", help=f"{', '.join(REMAT)}, or names joined by + (qkv+context)."),
     click.option(
         "--offload", metavar="NAMES", help=f"Activations kept in host memory, joined by +: {', '.join(OFFLOADABLE)}."
@@ -74,13 +80,17 @@ step_options = options(
     ),
     click.option("--opt-dtype", type=click.Choice(list(DTYPES)), default="fp32", help="Of the optimizer's moments."),
     click.option("--param-dtype", type=click.Choice(list(DTYPES)), default="fp32", help="Of the stored weights."),
-    click.option("--slices", type=click.IntRange(min=1), help="Slices joined by the data-centre network."),
+    click.option("--slices", type=click.IntRange(min=1), metavar="N", help="Slices joined by the data-centre network."),
 )
 program_option = click.option(
-    "--program", type=click.Choice(list(PROGRAMS)), default="podway", help="Whose training program is assumed."
+    "--program",
+    type=click.Choice(list(PROGRAMS)),
+    default="podway",
+    metavar="NAME",
+    help=f"Whose training program is assumed: {', '.join(PROGRAMS)}.",
 )
 seq_option = click.option(
-    "--seq", type=click.IntRange(min=1), default=8192, show_default=True, help="Tokens of a sequence."
+    "--seq", type=click.IntRange(min=1), metavar="N", default=8192, show_default=True, help="Tokens of a sequence."
 )
 
 

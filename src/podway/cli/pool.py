@@ -8,7 +8,7 @@ import msgspec
 
 from podway.cli.confirmation import proceed
 from podway.cli.launching import Interaction, offers_page, show_notes
-from podway.cli.options import output_option, yes_option
+from podway.cli.options import CommandGroup, output_option, yes_option
 from podway.cli.pool_jobs import cancel_jobs
 from podway.cli.screen import LAST, MORE, Screen
 from podway.cli.tables import table
@@ -29,7 +29,7 @@ WORKERS = ("WORKER", "STATUS", "JOB")
 JOBS = ("JOB", "NAME", "USER", "SUBMITTED", "STATUS", "WORKER", "REASON")
 
 
-@click.group(name="pool")
+@click.group(name="pool", cls=CommandGroup)
 def command() -> None:
     """Keep workers up, and run each job on a free one.
 

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from podway.catalog.slices import Slice
-from podway.cli.options import output_option
+from podway.cli.options import CommandGroup, output_option
 from podway.cli.plan_options import model_argument, options, plan_options_of, program_option, seq_option, step_options
 from podway.cli.rehearse_report import Outcome, page, record, short_table
 from podway.cli.rehearse_task import Served, what_runs
@@ -40,15 +40,22 @@ _how = options(
         "--full", is_flag=True, help="Compile to the end: minutes in place of seconds, for the compiler's own cycles."
     ),
     click.option("--fresh", is_flag=True, help="Ask the compiler again even if the answer is known."),
-    click.option("--jobs", type=click.IntRange(min=1), help="Compilers at once; by default what the memory allows."),
     click.option(
-        "--top", type=click.IntRange(min=1), default=10, show_default=True, help="How many instructions to show."
+        "--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at once; by default what the memory allows."
+    ),
+    click.option(
+        "--top",
+        type=click.IntRange(min=1),
+        metavar="N",
+        default=10,
+        show_default=True,
+        help="How many instructions to show.",
     ),
     output_option,
 )
 
 
-class _OrTask(click.Group):
+class _OrTask(CommandGroup):
     """A group whose first word may also be a task file."""
 
     def resolve_command(
@@ -69,8 +76,8 @@ def command() -> None:
     podway rehearse serve llama3.1-8b --tpu v6e-8
     podway rehearse task.yaml
 
-    Says how much HBM a chip needs, what fills it, which collectives run beside other work, and how long a step takes, as an
-    interval with a point. Needs the extra podway[rehearse].
+    Says how much HBM a chip needs, what fills it, which collectives run beside other work, and how long a step takes,
+    with its interval. Needs the extra podway[rehearse].
     """
     use_own_rates()
 
@@ -79,7 +86,11 @@ def command() -> None:
 @model_argument
 @seq_option
 @click.option(
-    "--tpu", required=True, help="A slice (v6e-16), or a generation: then the slice that the planner ranks first."
+    "--tpu",
+    "--tpus",
+    "tpu",
+    required=True,
+    help="A slice (v6e-16), or a generation: then the slice that the planner ranks first.",
 )
 @step_options
 @program_option
@@ -159,10 +170,10 @@ def _largest(
 
 @command.command()
 @model_argument
-@click.option("--tpu", required=True, help="A slice: v6e-8.")
-@click.option("--tp", type=click.IntRange(min=1), help="Chips of a replica; by default all of the slice.")
-@click.option("--max-len", type=click.IntRange(min=1), help="Tokens of prompt and answer together.")
-@click.option("--max-seqs", type=click.IntRange(min=1), help="Requests that run at once.")
+@click.option("--tpu", "--tpus", "tpu", required=True, help="A slice: v6e-8.")
+@click.option("--tp", type=click.IntRange(min=1), metavar="N", help="Chips of a replica; by default all of the slice.")
+@click.option("--max-len", type=click.IntRange(min=1), metavar="N", help="Tokens of prompt and answer together.")
+@click.option("--max-seqs", type=click.IntRange(min=1), metavar="N", help="Requests that run at once.")
 @click.option("--quantize", type=click.Choice(["none", "int8"]), default="none", help="Weights.")
 @click.option("--kv", type=click.Choice(["auto", "int8", "fp8"]), default="auto", help="Keys and values.")
 @click.option("--part", help="One program of the engine only: 'decode 64 rows'.")
@@ -195,7 +206,7 @@ def rehearse_serving(
 @command.command(hidden=True)
 @click.argument("file")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable of the task.")
-@click.option("--tpu", help="Another slice than the task's.")
+@click.option("--tpu", "--tpus", "tpu", help="Another slice than the task's.")
 @_how
 def task(file: str, env: tuple[str, ...], tpu: str | None, **asked: Any) -> None:
     """Rehearse what a task file would run."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from podway.cli.options import output_option
+from podway.cli.options import CommandGroup, output_option
 from podway.cli.tables import table
 from podway.errors import UserError
 from podway.extras import require
@@ -36,19 +36,19 @@ def _amount(ctx: click.Context, parameter: click.Parameter, value: str) -> int |
 
 zone_option = click.option("--zone", help="Only in this zone.")
 worker_option = click.option(
-    "--worker", "workers", type=click.IntRange(0), multiple=True, help="Only this worker; may be repeated."
+    "--worker", "workers", type=click.IntRange(0), metavar="N", multiple=True, help="Only this worker; may be repeated."
 )
 
 
-@click.group(name="sandbox")
+@click.group(name="sandbox", cls=CommandGroup)
 def command() -> None:
     """A pretend TPU cloud on this machine.
 
     \b
       podway sandbox up
       eval "$(podway sandbox env)"
-      gcloud compute tpus tpu-vm create mine --accelerator-type=v6e-16 --version=v2-alpha-tpuv6e
-      podway launch --provider gcp --tpus v6e-16 'hostname'
+      podway launch --infra gcp --tpus v6e-16 'hostname'
+      gcloud compute tpus tpu-vm list
       podway sandbox down
     """
 
@@ -64,11 +64,14 @@ def command() -> None:
 @click.option(
     "--speed",
     type=click.FloatRange(0, min_open=True),
+    metavar="N",
     default=60.0,
     show_default=True,
     help="How much faster than in a real cloud things happen.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="For HTTP.  [default: any free one]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="PORT", default=0, help="For HTTP.  [default: any free one]"
+)
 @click.option("--project", default="sandbox", show_default=True, help="The project that clients are told to use.")
 @click.option("--zone", default="us-east5-b", show_default=True, help="The zone that clients are told to use.")
 @click.option(
@@ -211,7 +214,7 @@ def partition(node: str, zone: str | None, workers: tuple[int, ...], end: bool) 
 @click.option("--generation", help="Only of this generation: v6e.")
 @click.option("--tier", type=click.Choice(["spot", "on-demand", "best-effort"]), help="Only for this tier.")
 def stock(chips: int | None, zone: str | None, generation: str | None, tier: str | None) -> None:
-    """Say how many CHIPS a zone has (`unlimited` for no end)."""
+    """Set how many CHIPS a zone has (`unlimited`: no limit)."""
     _ask("POST", "stock", {"chips": chips, **_given(zone=zone, generation=generation, tier=tier)})
 
 
@@ -220,7 +223,7 @@ def stock(chips: int | None, zone: str | None, generation: str | None, tier: str
 @zone_option
 @click.option("--quota", "name", help="Only this quota, by its full name.")
 def quota(limit: int | None, zone: str | None, name: str | None) -> None:
-    """Say how much a project may have (`unlimited` for no end)."""
+    """Set how much a project may have (`unlimited`: no limit)."""
     _ask("POST", "quota", {"limit": limit, **_given(zone=zone, quota=name)})
 
 
@@ -244,17 +247,17 @@ def project(name: str, no_access: bool) -> None:
 
 
 @command.command()
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", type=click.Choice(KINDS), metavar="KIND")
 @click.option("--service", help="tpu, compute or storage; a pattern.")
 @click.option("--method", help="CreateNode, Create*, objects.get; a pattern.")
 @click.option("--zone", help="A pattern.")
 @click.option("--name", help="The id of what the request is about; a pattern.")
 @click.option("--status", help="Of error and lro: UNAVAILABLE, PERMISSION_DENIED and so on.")
 @click.option("--message", help="Of error and lro.")
-@click.option("--seconds", type=click.FloatRange(0), help="Of delay and slow.")
-@click.option("--nth", type=click.IntRange(1), help="Only the n-th such request.")
-@click.option("--times", type=click.IntRange(1), help="Only so often.")
-@click.option("--probability", type=click.FloatRange(0, 1), help="Each with this probability.")
+@click.option("--seconds", type=click.FloatRange(0), metavar="SECONDS", help="Of delay and slow.")
+@click.option("--nth", type=click.IntRange(1), metavar="N", help="Only the n-th such request.")
+@click.option("--times", type=click.IntRange(1), metavar="N", help="Only so often.")
+@click.option("--probability", type=click.FloatRange(0, 1), metavar="P", help="Each with this probability.")
 @click.option("--seed", type=int, help="Random seed.")
 def fault(kind: str, **options: Any) -> None:
     """Inject faults into requests.

@@ -8,7 +8,7 @@ import msgspec
 
 from podway.cli.confirmation import proceed
 from podway.cli.launching import Interaction, show_notes
-from podway.cli.options import output_option, yes_option
+from podway.cli.options import CommandGroup, output_option, yes_option
 from podway.cli.screen import Screen
 from podway.cli.tables import table
 from podway.launch_options import LaunchOptions, LaunchRequest
@@ -21,7 +21,7 @@ from podway.task.task import Task
 HEADERS = ("NAME", "KIND", "CRON (UTC)", "NEXT", "LAST", "REASON")
 
 
-@click.group(name="schedule")
+@click.group(name="schedule", cls=CommandGroup)
 def command() -> None:
     """List and end runs that start by the clock.
 

@@ -5,7 +5,7 @@ import click
 from podway.cli import services
 from podway.cli.applying import apply_service
 from podway.cli.launching import Interaction
-from podway.cli.options import output_option, yes_option
+from podway.cli.options import CommandGroup, output_option, yes_option
 from podway.cli.service import command as service
 from podway.cli.service import read_file
 from podway.cli.task_options import task_options
@@ -16,7 +16,7 @@ from podway.task.environment import Overrides
 VERBS = ("up", "update", "status", "down", "logs")
 
 
-@click.group(name="serve")
+@click.group(name="serve", cls=CommandGroup)
 def command() -> None:
     """Services, as `sky serve` has them; `podway serve MODEL` serves a model here instead."""
 

@@ -44,7 +44,13 @@ def command() -> None:
 
 @command.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on.  [default: any free one]")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    default=0,
+    help="Port to listen on.  [default: any free one]",
+)
 @click.option("--db", metavar="URL", default="", help="postgresql://... for a team.  [default: SQLite in PODWAY_HOME]")
 @click.option(
     "--allow-local",
@@ -130,7 +136,9 @@ def status(ctx: click.Context, output: str) -> None:
 
 
 @command.command()
-@click.option("--tail", type=click.IntRange(min=0), default=100, show_default=True, help="The last N lines; 0: all.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), metavar="N", default=100, show_default=True, help="The last N lines; 0: all."
+)
 @click.option("--follow/--no-follow", default=False, help="Follow until Ctrl-C.")
 def logs(tail: int, follow: bool) -> None:
     """Show the log of this machine's server."""
@@ -225,7 +233,15 @@ def members(output: str) -> None:
 
 
 @command.command()
-@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many entries.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    default=50,
+    show_default=True,
+    help="How many entries.",
+)
 @click.option("--user", help="Only what this person did.")
 @output_option
 def audit(limit: int, user: str | None, output: str) -> None:

@@ -13,7 +13,7 @@ from podway.cli import services
 from podway.cli.applying import apply_service, follow_service, parse_share, summary
 from podway.cli.confirmation import proceed
 from podway.cli.launching import Interaction
-from podway.cli.options import output_option, yes_option
+from podway.cli.options import CommandGroup, output_option, yes_option
 from podway.cli.screen import Screen
 from podway.cli.task_options import task_options
 from podway.cli.watching import follow
@@ -31,7 +31,7 @@ POLL_S = 0.3
 EVENTS_SHOWN = 10
 
 
-@click.group(name="service")
+@click.group(name="service", cls=CommandGroup)
 def command() -> None:
     """Look at a service, and change it."""
 
@@ -69,7 +69,9 @@ def status(name: str, past: bool, output: str) -> None:
 @click.argument("name")
 @click.argument("replica", type=click.IntRange(min=1), required=False)
 @click.option("--follow/--no-follow", "keep", default=True, help="Follow until the replica ends.  [default: follow]")
-@click.option("--tail", type=click.IntRange(min=0), default=0, help="Only the last N lines so far; 0: all.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), metavar="N", default=0, help="Only the last N lines so far; 0: all."
+)
 @click.option("--timestamps", is_flag=True, help="Prefix each line with its time (UTC).")
 def logs(name: str, replica: int | None, keep: bool, tail: int, timestamps: bool) -> None:
     """Show the output of a replica: REPLICA by its number, or the newest that takes traffic."""
@@ -126,7 +128,7 @@ def scale(ctx: click.Context, name: str, replicas: str, group: str | None, detac
 @click.option("--canary", metavar="SHARE", help="Try the new revision with this share of the traffic (10%).")
 @click.option("--promote", is_flag=True, help="Give the canary all the traffic.")
 @click.option("--rollback", is_flag=True, help="From the canary, or to the revision before.")
-@click.option("--revision", type=click.IntRange(min=1), help="With --rollback: to this revision.")
+@click.option("--revision", type=click.IntRange(min=1), metavar="N", help="With --rollback: to this revision.")
 @click.option("-d", "--detach", is_flag=True, help="Return at once.")
 @task_options
 @yes_option

@@ -13,7 +13,9 @@ from podway.server.client import Client
 
 @click.command(name="ssh")
 @cluster_argument
-@click.option("-w", "--worker", type=click.IntRange(min=0), default=0, show_default=True, help="Rank of the host.")
+@click.option(
+    "-w", "--worker", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Rank of the host."
+)
 @click.argument("command", nargs=-1, metavar="[-- COMMAND]...")
 def command(cluster: str, worker: int, command: tuple[str, ...]) -> None:
     """Open a shell on a host of a cluster.

@@ -57,17 +57,24 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(name="tune")
 @model_argument
 @seq_option
-@click.option("--tpu", required=True, help="The slice: v6e-16.")
+@click.option("--tpu", "--tpus", "tpu", required=True, help="The slice: v6e-16.")
 @step_options
-@click.option("--top", type=click.IntRange(min=1), default=4, show_default=True, help="How many plans to measure.")
-@click.option("--steps", type=click.IntRange(min=3), default=10, show_default=True, help="Steps of each.")
+@click.option(
+    "--top", type=click.IntRange(min=1), metavar="N", default=4, show_default=True, help="How many plans to measure."
+)
+@click.option("--steps", type=click.IntRange(min=3), metavar="N", default=10, show_default=True, help="Steps of each.")
 @click.option(
     "--try", "more", multiple=True, metavar="SETTINGS",
     help="Another candidate: settings of `podway train` that go over the best plan.",
 )  # fmt: skip
 @click.option("--rehearse/--no-rehearse", default=True, help="Compile each for the slice first.")
 @click.option(
-    "--limit", type=click.IntRange(min=10), default=1800, show_default=True, help="Seconds for each candidate."
+    "--limit",
+    type=click.IntRange(min=10),
+    metavar="SECONDS",
+    default=1800,
+    show_default=True,
+    help="Seconds for each candidate.",
 )
 @click.option("-c", "--cluster", help="A cluster that is up, which stays; by default one is created and deleted.")
 @click.option("--infra", help="Where the slice is created, as for `podway launch`.")
@@ -78,7 +85,7 @@ def command(model: str, tpu: str, **asked: Any) -> None:
 
     \b
     podway tune llama3.1-8b --tpu v6e-16 --seq 8192
-    podway tune llama3.1-8b --tpu v6e-16 --try 'remat.policy=minimal loss.chunks=8'
+    podway tune llama3.1-8b --tpu v6e-16 --try 'loss.chunks=8'
     podway train tuned.yaml data.paths='[~/text/*.jsonl]'
     """
     shape, slice = find_model(model), one_slice(tpu)

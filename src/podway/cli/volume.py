@@ -8,7 +8,7 @@ import msgspec
 from podway.catalog.disks import HOURS_A_MONTH
 from podway.cli.confirmation import proceed
 from podway.cli.launching import Interaction
-from podway.cli.options import output_option, yes_option
+from podway.cli.options import CommandGroup, output_option, yes_option
 from podway.cli.tables import table
 from podway.quantities import format_ago
 from podway.server.client import Client
@@ -21,7 +21,7 @@ from podway.task.volumes import VolumeSpec
 HEADERS = ("NAME", "INFRA", "SIZE", "$/MONTH", "STATUS", "USED BY", "CREATED")
 
 
-@click.group(name="volume")
+@click.group(name="volume", cls=CommandGroup)
 def command() -> None:
     """Create, list and delete disks that outlive clusters."""
 

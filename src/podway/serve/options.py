@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from podway.errors import UserError
 from podway.model.download import is_address
+from podway.model.families import find_model
 from podway.serve.output_parser import TOOL_FORMATS
 
 MAX_DRAFT = 15
@@ -97,6 +98,8 @@ def check(args: argparse.Namespace) -> None:
             f"{args.model}: no such directory",
             "give a folder with config.json and safetensors, an id such as Qwen/Qwen3-8B, or add --random to a known name",
         )
+    if args.random:
+        find_model(args.model)  # a wrong name is told before jax is imported, which takes seconds
     for name in ("tp", "replicas", "max_queue", "decode_steps"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name)}", "it must be at least 1")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from podway.errors import UserError
 from podway.model.download import is_address
+from podway.model.families import find_model
 from podway.model.layout import TRAIN_RULES, MeshShape, kept_whole, parse_mesh
 from podway.model.shape import ModelShape
 from podway.train.config import TrainConfig
@@ -21,6 +22,8 @@ def resolve_mesh(config: TrainConfig, devices: int, slices: int = 1) -> MeshShap
 def check_settings(config: TrainConfig) -> None:
     """What is wrong whatever the devices are: paths, policies, combinations."""
     kept_tensors(config.remat)
+    if not is_address(config.model.name):
+        find_model(config.model.name)  # one of the hub is asked for when the run begins
     if config.model.weights is not None and not is_address(config.model.weights):
         _check_weights(Path(config.model.weights).expanduser())
     if config.lora.adapter is not None and not config.lora.rank:
