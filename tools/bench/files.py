@@ -2,8 +2,9 @@
 
 Given folders (a checkout or an unpacked sdist of SkyPilot or dstack), it takes every YAML file in them, and every YAML block of their
 Markdown and reStructuredText pages, and reads each as `podway check --tpus v6e-8` does. An item is accepted when it can be read
-and at least one provider would launch it. What the person would give on the command line or have next to the file (variables without
-a value, local paths) is assumed to be there. Refusals are grouped by their sentence, without what is particular to the file.
+and at least one provider would launch it; of a pool or a fleet, its workers. What the person would give on the command line or have
+next to the file (variables without a value, local paths, key and certificate) is assumed to be there. Refusals are grouped by their
+sentence, without what is particular to the file.
 """
 
 import argparse
@@ -17,11 +18,14 @@ from unittest import mock
 
 import msgspec
 
+from podway.certificates import CertificateFacts
 from podway.control.capability_check import no_image_for, places_of, remarks
 from podway.errors import UserError
+from podway.task import skypilot_service
 from podway.task.environment import Overrides
 from podway.task.paths import LocalMachine
-from podway.task.read import read_tasks_text
+from podway.task.read import read_group_text, read_pool, read_tasks_text
+from podway.task.ssh_fleets import SshFleet
 from podway.task.task import Task
 from podway.task.volumes import read_volume_text
 from podway.task.yamlfile import Mapping, Scalar, parse
@@ -77,7 +81,7 @@ def kind_of(text: str, whole: bool) -> str:
             name = written.value.text if isinstance(written.value, Scalar) else ""
             return f"dstack {name}" if name in RUNS or name in ("fleet", "gateway", "volume") else "other"
         if keys & RUNNING_KEYS or (whole and "resources" in keys):
-            return "skypilot service" if "service" in keys else "skypilot task"
+            return f"skypilot {next((word for word in ('service', 'pool') if word in keys), 'task')}"
     return "other"
 
 
@@ -93,7 +97,7 @@ def refusal(item: Item, tpus: str) -> str | None:
     for _ in range(40):
         overrides = Overrides(tpus=tpus, env=tuple(given["env"]), secrets=tuple(given["secret"]))
         try:
-            tasks = read_tasks_text(item.text, name="file", overrides=overrides)
+            tasks = tasks_of(item, overrides)
         except UserError as error:
             asked = [found for one in (error, *error.others) for found in UNSET.findall(f"{one.what} {one.hint}")]
             fresh = {(kind or flag, name or of_flag) for kind, name, flag, of_flag in asked}
@@ -106,6 +110,19 @@ def refusal(item: Item, tpus: str) -> str | None:
             continue
         return next(filter(None, map(refused_everywhere, tasks)), None)
     return "asks for more variables than were tried"
+
+
+def tasks_of(item: Item, overrides: Overrides) -> tuple[Task, ...]:
+    """What the item would run, as `podway apply` and `podway launch` read it: of a pool, its workers."""
+    pool = read_pool("file", item.text.encode(), overrides)
+    if isinstance(pool, SshFleet):
+        return ()  # a list of machines, which run nothing by themselves
+    if pool is not None:
+        return (pool.task,)
+    group = read_group_text(item.text, name="file", overrides=overrides)
+    if group is not None:
+        return tuple(one.task for one in group.tasks)
+    return read_tasks_text(item.text, name="file", overrides=overrides)
 
 
 def refused_everywhere(task: Task) -> str | None:
@@ -131,7 +148,8 @@ def main() -> int:
     refused_of: dict[str, int] = defaultdict(int)
     seen: set[str] = set()
     exists = mock.patch.object(LocalMachine, "existing", lambda self, field, text, directory=False: f"/there/{text}")
-    with exists:
+    certified = mock.patch.object(skypilot_service, "read_tls", lambda field, local, secrets: CertificateFacts())
+    with exists, certified:
         for item in (item for folder in options.folders for item in items(folder)):
             if item.kind == "other" or item.text in seen:
                 continue
