@@ -39,7 +39,8 @@ _SPARSECORE = (
     "--xla_sc_disable_megacore_partitioning=true",  # [b]
     "--xla_tpu_use_tc_device_shape_on_sc=true",  # [b]
 )
-# The same over several axes at once: without these no gather of v6e-64 is asynchronous, with them all are [c].
+# The same over several axes at once: without these no gather of v6e-64, v6e-256 and v5p-128 is asynchronous, with
+# them all are [c].
 _SPARSECORE_AXES = (
     "--xla_tpu_enable_sparse_core_collective_offload_2d_all_gather=true",  # [d]
     "--xla_tpu_enable_sparse_core_collective_offload_3d_all_gather=true",  # [d]
@@ -62,6 +63,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
         "--xla_tpu_megacore_fusion_allow_ags=false",  # [b]
         "--xla_enable_async_collective_permute=true",  # [b]
         "--xla_tpu_enable_ag_backward_pipelining=true",  # [b]
+        *_SPARSECORE_AXES,
     ),
     "v6e": (
         *_DATA_PARALLEL,
