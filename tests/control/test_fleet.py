@@ -3,12 +3,13 @@
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from podway.control import fleet as fleets
-from podway.control.fleet import ALL_SILENT_S, Fleet
+from podway.control.fleet import ALL_SILENT_S, LOST_AFTER_S, Fleet
 from podway.errors import ProviderError
 from podway.providers import Condition, Observation
 from podway.providers.local.provider import LocalProvider
@@ -32,9 +33,10 @@ def make(place: Path, condition: Condition | None) -> Fleet:
     return Fleet(Seen(place, condition), cluster(hosts=hosts()))
 
 
-def lost(fleet: Fleet, *ranks: int) -> list[bool]:
+def lost(fleet: Fleet, *ranks: int, silent_s: float = LOST_AFTER_S) -> list[bool]:
     async def ask() -> list[bool]:
-        return [await fleet.is_lost(rank) for rank in ranks]
+        since = time.monotonic() - silent_s
+        return [await fleet.is_lost(rank, since) for rank in ranks]
 
     return asyncio.run(ask())
 
@@ -43,10 +45,29 @@ async def answer(op: str, **fields: Any) -> None:
     """What a host that is there does."""
 
 
+async def heard(op: str, **fields: Any) -> SimpleNamespace:
+    return SimpleNamespace(fields={})
+
+
 def test_one_silent_host_among_others_is_lost(tmp_path: Path) -> None:
     fleet = make(tmp_path, "ready")
     fleet.sessions[3].link.call = answer  # type: ignore[assignment,method-assign]
     assert lost(fleet, 2) == [True]
+
+
+def test_a_host_that_refuses_for_a_moment_is_not_lost(tmp_path: Path) -> None:
+    """An API server that has just come back knows no pods for a second, and says so at once."""
+    fleet = make(tmp_path, "ready")
+    fleet.sessions[3].link.call = answer  # type: ignore[assignment,method-assign]
+    assert lost(fleet, 2, silent_s=0) == [False]
+
+
+def test_a_host_that_is_heard_again_with_the_others_is_not_lost(tmp_path: Path) -> None:
+    """We were cut off from all of them for longer than a host may be silent."""
+    fleet = make(tmp_path, "ready")
+    for session in fleet.sessions:
+        session.link.call = heard  # type: ignore[assignment,method-assign]
+    assert lost(fleet, 2) == [False]
 
 
 def test_all_silent_is_our_own_network_for_a_while(tmp_path: Path) -> None:

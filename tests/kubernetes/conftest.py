@@ -58,7 +58,10 @@ def cluster(
     yield kubernetes
     for one in pod.client.clusters():
         pod.client.down(one.name)
-    wait_until(lambda: kubernetes.left() == {}, 60, "an empty cluster")
+    try:
+        wait_until(lambda: kubernetes.left() == {}, 60, "an empty cluster")
+    except AssertionError:
+        raise AssertionError(f"{kubernetes.left()} is left, and {pod.client.clusters()}") from None
     nodes = kubernetes.nodes
     if nodes is not None:
         wait_until(lambda: nodes.processes() == 0, 60, "no process of a pod")

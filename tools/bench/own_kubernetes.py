@@ -240,9 +240,11 @@ class OwnKubernetes:
 
     def install(self, name: str) -> None:
         """A controller's CRDs, its configuration and its process, then its webhooks."""
+        released = _documents(self.built / "releases" / f"{name}.yaml")
+        converted = {one["metadata"]["name"] for one in released if "conversion" in one.get("spec", {})}
         for body in _documents(self.built / "crds" / f"{name}.yaml"):
             versions = [one["name"] for one in body["spec"]["versions"] if one["served"]]
-            if len(versions) > 1:
+            if body["metadata"]["name"] in converted:  # the other kinds are alike in all versions
                 webhook = {"clientConfig": self.reached_at(name, "/convert"), "conversionReviewVersions": ["v1"]}
                 body["spec"]["conversion"] = {"strategy": "Webhook", "webhook": webhook}
             self.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", body)

@@ -74,16 +74,29 @@ class Fleet:
 
         return tuple(await asyncio.gather(*(ensured(session) for session in self.sessions)))
 
-    async def is_lost(self, rank: int) -> bool:
-        """Whether the silence of a host (for LOST_AFTER_S already) means that it is gone, and not that we are cut off."""
-        since = self.silent.setdefault(rank, time.monotonic() - LOST_AFTER_S)
+    async def is_lost(self, rank: int, since: float) -> bool:
+        """Whether the silence of a host means that it is gone, and not that we are cut off. `since`: when it was asked in vain."""
+        since = self.silent.setdefault(rank, since)
         try:
             seen = await self.provider.observe(self.cluster)
         except ProviderError:
             return False
-        if seen.condition != "ready" or await self._other_answers(rank):
+        if seen.condition != "ready":
             return True
-        return time.monotonic() - since > ALL_SILENT_S
+        silent_s = time.monotonic() - since
+        if silent_s < LOST_AFTER_S:
+            await asyncio.sleep(RETRY_S)  # it refused at once, and may do so again
+            return False
+        if await self._other_answers(rank):  # and now this one? The way to all of them may have come back just now
+            return not await self._answers(self.sessions[rank])
+        return silent_s > ALL_SILENT_S
+
+    async def _answers(self, session: HostSession) -> bool:
+        try:
+            await session.call("hello", patience=ANSWER_S)
+        except ProviderError:
+            return False
+        return True
 
     async def _other_answers(self, rank: int) -> bool:
         """Whether any other host is heard now; a few are enough to tell."""

@@ -278,13 +278,13 @@ class Gang:
 
     async def _status(self, session: HostSession, phase: str) -> RankStatus:
         """Wait (on the host) for a rank's phase to end, at most a few seconds; a host lost for long is an exit too."""
-        rank = session.host.rank
+        rank, asked = session.host.rank, time.monotonic()
         try:
             reply = await session.call(
                 "status", job=self.job.agent_job_id, phase=phase, wait=5.0, patience=LOST_AFTER_S
             )
         except ProviderError:
-            if await self.fleet.is_lost(rank):
+            if await self.fleet.is_lost(rank, asked):
                 return RankStatus(rank=rank, state="lost", exit=Exit(rank=rank, lost=True))
             return RankStatus(rank=rank, state="running")
         self.fleet.silent.pop(rank, None)

@@ -178,6 +178,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.signal is not None or 128 < (self.code or 0) <= 128 + 64
 
     def __str__(self) -> str:
+        if self.lost and self.signal is None:
+            return "was lost (its host does not answer)"
         if self.lost:
             return "was lost (its process supervisor was killed)"
         if self.signal is not None:
