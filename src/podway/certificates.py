@@ -7,7 +7,6 @@ The key comes from a person's file or out of a sealed value and is never written
 import ipaddress
 import secrets
 import ssl
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,6 +145,8 @@ def _is_address(host: str) -> bool:
 
 def server_context(pair: KeyPair) -> ssl.SSLContext:
     """A context that serves with this pair; OSError or ValueError where it cannot."""
+    import tempfile  # with shutil, which commands that only read these types need not import
+
     from cryptography.hazmat.primitives import serialization as forms
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
