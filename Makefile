@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 OWN_CLUSTER := $(if $(filter command,$(origin KUBECONFIG)),$(KUBECONFIG))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-long docs test-manual test-newcomer system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-autoscale bench-kubernetes bench-plan bench-train bench-aot bench-maxtext bench-files bench-page screenshots clean
+.PHONY: help setup demo test test-long docs test-manual test-newcomer system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-serving bench-autoscale bench-kubernetes bench-plan bench-train bench-aot bench-maxtext bench-files bench-page screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -78,6 +78,9 @@ bench-postgres: setup system-packages  ## Two servers on one PostgreSQL: 200 clu
 
 bench-gateway: setup  ## The gateway beside LiteLLM's, SkyServe's and dstack's proxies: requests/s, latency, streams (6 minutes): docs/benchmarks.md
 	$(BIN)/python -m tools.bench.gateway --write
+
+bench-serving: setup  ## The server of a model beside the model: hostile requests, streams, guided rows, on this CPU (10 minutes): docs/benchmarks.md
+	$(BIN)/python -m tools.bench.serving --write
 
 bench-autoscale: setup  ## The autoscaler over days of load beside the rules of SkyServe and dstack (1 minute): writes docs/services.md
 	$(BIN)/python -m tools.bench.autoscale --write docs/services.md

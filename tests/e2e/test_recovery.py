@@ -123,6 +123,27 @@ def test_one_killed_host_is_an_interruption(pod: Podway, tmp_path: Path) -> None
     pod.down("c")
 
 
+# The second rank dies with its host; the first sees that before anyone else does, and ends by itself.
+MISSES_THE_OTHER = """
+[ $PODWAY_ATTEMPT = 1 ] || exit 0
+if [ $PODWAY_RANK = 1 ]; then echo $$ > $KEPT/pid.new && mv $KEPT/pid.new $KEPT/pid; sleep 600; fi
+while [ ! -e $KEPT/pid ]; do sleep 0.1; done
+touch $KEPT/seen
+while [ -e /proc/$(cat $KEPT/pid)/exe ]; do sleep 0.05; done
+exit 1
+"""
+
+
+def test_a_rank_that_ends_because_another_host_died_is_an_interruption(pod: Podway, tmp_path: Path) -> None:
+    pod.start()
+    pod.client.launch(task(MISSES_THE_OTHER, env={"KEPT": str(tmp_path)}, recovery=Recovery()), cluster="c")
+    wait_until(lambda: (tmp_path / "seen").exists(), 60, "both ranks")
+    pod.kill_all_in(pod.home / "local" / "c" / "host-1")
+    assert pod.finished("c", 1, 60) == "SUCCEEDED", pod.client.job("c", 1).reason
+    assert pod.client.job("c", 1).attempt == 2
+    pod.down("c")
+
+
 def test_errors_begin_again_on_the_same_hosts_as_often_as_allowed(pod: Podway, tmp_path: Path) -> None:
     pod.start()
     recovery = Recovery(events=("interruption", "error"), max_restarts_on_errors=2)

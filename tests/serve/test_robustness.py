@@ -1,5 +1,6 @@
 """Requests that would harm others, and fields that must not be ignored: each was a defect of the running server."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from podway.model.tokenizer import ModelTokenizer
+from podway.serve import completion_output
 from podway.serve import grammar as grammars
+from podway.serve.delivery import Delivery
 from podway.serve.grammar import Grammars
 from podway.serve.http import make_app
 from podway.serve.openai import CompletionBody, sampling_params
@@ -94,6 +97,79 @@ def test_long_texts_are_tokenized_in_threads(server: Live, monkeypatch: pytest.M
     )  # fmt: skip
     assert httpx.post(f"{server.url}/tokenize", json={"prompt": "x" * 100_000}, timeout=60).json()["count"] == 100_000
     assert threads[0].startswith("text")
+
+
+def test_bodies_that_take_long_to_read_are_refused(server: Live) -> None:
+    """By count, before they are decoded or looked at one by one."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" + "0," * 1_100_000 + "0]"}}
+    answers = {
+        "too many values": complete(server, metadata=[{}] * 300_000),
+        "the limit is about": chat(server, messages=[{"role": "assistant", "tool_calls": [call]}]),
+        "fields, and 256": complete(server, **{f"field{number}": 1 for number in range(300)}),
+        "at most 300 words": complete(server, bad_words=["a"] * 301),
+        "of at most 256 characters": complete(server, bad_words=["ab" * 200]),
+    }
+    for words, answer in answers.items():
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"], (words, answer.text[:300])
+
+
+def test_what_the_prompts_of_a_body_share_is_made_once(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    encode = server.service.tokenizer.encode
+
+    def watched(text: str, special: bool = True) -> list[int]:
+        made.append(f"{text} {threading.current_thread().name}")
+        return encode(text, special)
+
+    monkeypatch.setattr(server.service.tokenizer, "encode", watched)
+    answer = complete(server, prompt=["ab"] * 40, max_tokens=1, bad_words=["z"])
+    assert len(answer.json()["choices"]) == 40
+    assert sum(one.startswith("z ") for one in made) == 1
+    assert all("text" in one for one in made if one.startswith("ab "))  # many are tokenized in a thread
+
+
+def test_large_answers_are_written_in_a_thread(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    written = completion_output.completion_logprobs
+    monkeypatch.setattr(
+        completion_output, "completion_logprobs",
+        lambda *given: threads.append(threading.current_thread().name) or written(*given),
+    )  # fmt: skip
+    made = complete(server, prompt=[[7] * 250], echo=True, logprobs=20, max_tokens=1)
+    assert len(made.json()["choices"][0]["logprobs"]["tokens"]) == 251
+    assert threads and all(name.startswith("text") for name in threads)
+
+
+def test_the_event_loop_is_woken_once_for_a_step() -> None:
+    """The updates of all rows of a step, from another thread, while the event loop is busy with something else."""
+
+    class Row:
+        def __init__(self) -> None:
+            self.got: list[int] = []
+
+        def receive(self, update: int) -> None:
+            self.got.append(update)
+
+    async def run() -> int:
+        delivery, rows = Delivery[int](), [Row() for _ in range(100)]
+        events, wakes = asyncio.get_running_loop(), 0
+        wake = events.call_soon_threadsafe
+
+        def counted(*given: object) -> object:
+            nonlocal wakes
+            wakes += 1
+            return wake(*given)  # type: ignore[arg-type]
+
+        events.call_soon_threadsafe = counted  # type: ignore[method-assign, assignment]
+        step = threading.Thread(target=lambda: [delivery.put(row, 1) for row in rows])
+        step.start()
+        step.join()
+        while not rows[-1].got:
+            await asyncio.sleep(0)
+        assert [row.got for row in rows] == [[1]] * 100
+        return wakes
+
+    assert asyncio.run(run()) == 1
 
 
 # --- answers that are valid or errors

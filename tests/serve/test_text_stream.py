@@ -52,6 +52,19 @@ def rendered(template: str, messages: list[dict[str, str]]) -> str:
 texts = st.text(alphabet="ab é🙂日\n</s>", max_size=30)
 
 
+@given(st.lists(st.integers(0, 399), max_size=30), st.lists(st.integers(1, 5), max_size=20), st.booleans())
+def test_a_stream_of_any_tokens_is_what_they_decode_to(
+    bpe: ModelTokenizer, ids: list[int], cuts: list[int], skip: bool
+) -> None:
+    """Bytes that are no text, characters cut in two and special tokens too."""
+    stream, begin, out = TextStream(bpe, skip_special=skip), 0, ""
+    for size in cuts:
+        out += stream.push(ids[begin : begin + size])[0]
+        begin += size
+    out += stream.push(ids[begin:], last=True)[0]
+    assert out == stream.text == bpe.decode(ids, skip)
+
+
 @given(texts, st.lists(st.integers(1, 5), max_size=20))
 def test_a_stream_gives_out_the_whole_text(
     plain: ModelTokenizer, bpe: ModelTokenizer, text: str, cuts: list[int]

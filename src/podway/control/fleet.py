@@ -107,17 +107,21 @@ class Fleet:
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return any(not isinstance(answer, BaseException) for answer in answers)
 
-    async def any_lost(self) -> bool:
-        """Whether a job may have failed because a host is gone: its peers often notice before the cloud or we do."""
+    async def any_lost(self, job: str = "", phase: str = "") -> bool:
+        """Whether a job may have failed because a host is gone: its peers often notice before the cloud or we do. With the agents' name
+        of the job, a host that answers again, but has lost its part of the job, counts too."""
         try:
             seen = await self.provider.observe(self.cluster)
         except ProviderError:
             return False
         if seen.condition != "ready":
             return True
-        asked = (session.call("hello", patience=10.0) for session in self.sessions)
+        question: dict[str, Any] = {"job": job, "phase": phase, "wait": 0.0} if job else {}
+        asked = (session.call("status" if job else "hello", patience=10.0, **question) for session in self.sessions)
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        return any(isinstance(answer, ProviderError) for answer in answers)
+        return any(
+            isinstance(one, ProviderError) or (isinstance(one, dict) and one.get("state") == "lost") for one in answers
+        )
 
     def close(self) -> None:
         """Drop the connections; the agents go on."""

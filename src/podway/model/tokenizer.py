@@ -74,6 +74,10 @@ class Tokenizer(Protocol):
         """The id of a token by its text in the vocabulary."""
         ...
 
+    def pieces(self) -> list[bytes] | None:
+        """The bytes of each token, where the text of ids is just their bytes in a row; None where it is not."""
+        ...
+
 
 class ByteTokenizer:
     """Every byte is a token; NUL, which text does not hold, ends a document."""
@@ -110,6 +114,9 @@ class ByteTokenizer:
     def token_id(self, text: str) -> int | None:
         return None
 
+    def pieces(self) -> list[bytes] | None:
+        return [b"", *(bytes([id]) for id in range(1, 256))]
+
 
 class FileTokenizer:
     """A Hugging Face tokenizer, read from tokenizer.json and, when it is there, tokenizer_config.json."""
@@ -131,6 +138,7 @@ class FileTokenizer:
         self.template, self.tool_template = _templates(file.parent, settings)
         form = json.loads(text)
         self._byte_level = _mentions(form.get("decoder"), "ByteLevel")
+        self._bytes_in_a_row = self._byte_level and form["decoder"]["type"] == "ByteLevel"
         self.strips_first_space = _mentions(form.get("decoder"), "Strip") or _mentions(form.get("decoder"), "Metaspace")
         self._added = {entry["id"]: entry["content"] for entry in form.get("added_tokens") or []}
         self.special_ids = frozenset(entry["id"] for entry in form.get("added_tokens") or [] if entry.get("special"))
@@ -172,6 +180,15 @@ class FileTokenizer:
 
     def token_id(self, text: str) -> int | None:
         found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
+    def pieces(self) -> list[bytes] | None:
+        if not self._bytes_in_a_row:
+            return None
+        found = [b""] * self.size
+        for word, id in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            mapped = [_BYTE_OF.get(character) for character in word]
+            found[id] = word.encode() if None in mapped else bytes(byte for byte in mapped if byte is not None)
         return found
 
     def _around(self, settings: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -309,6 +326,7 @@ class ModelTokenizer:
         self.stop_ids = self._stop_ids()
         self.strips_first_space, self.special_ids = self._inner.strips_first_space, self._inner.special_ids
         self.longest = self._inner.longest
+        self.pieces = self._inner.pieces()
 
     def _compiled(self, source: str | None) -> ChatTemplate | None:
         return None if source is None else ChatTemplate(source, self.words, f"the template of {self.folder.name}")

@@ -9,6 +9,7 @@
 """
 
 import argparse
+import gc
 import os
 import signal
 import socket
@@ -126,11 +127,13 @@ def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.
 
     def warm() -> None:
         try:
-            fleet.take_roles(fleet.warm(shape, options), lambda: _host_lost(service))
+            fleet.take_roles(fleet.warm(shape, options), lambda rank: _host_lost(service, rank))
             loops = fleet.all_loops()
             for name, path in adapter_modules(args) if service.adapters else []:
                 service.adapters.load(name, path, loops, set)  # type: ignore[union-attr]
                 log(f"adapter {name} loaded from {path}")
+            gc.collect()
+            gc.freeze()  # what is there now stays: collections while it serves need not look at it
             service.loops = loops
             place = listening.getsockname()
             log(f"{service.name} is ready at {'https' if args.tls_cert else 'http'}://{place[0]}:{place[1]}/v1")
@@ -165,8 +168,9 @@ def _worker(fleet: Fleet, shape: ModelShape, options: Options) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ends)
-    fleet.take_roles(engines, lambda: _host_lost(fleet.service))
-    return 0 if fleet.run_worker(engines) else _host_lost(fleet.service)
+    fleet.take_roles(engines, lambda rank: _host_lost(fleet.service, rank))
+    lost = fleet.run_worker(engines)
+    return 0 if lost is None else _host_lost(fleet.service, lost)
 
 
 def drain(service: Service, server: uvicorn.Server, seconds: float) -> None:
@@ -185,12 +189,13 @@ def _wait(done: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.02)
 
 
-def _host_lost(service: Service) -> NoReturn:
+def _host_lost(service: Service, rank: int) -> NoReturn:
     """A host is gone. A program over its devices never ends, and no thread that waits for it either: tell the clients, leave."""
     service.draining = True
-    service.fail_all(UserError("a host of this server is gone", "ask again later", status=503))
+    what = f"the host of rank {rank} is gone"
+    service.fail_all(UserError(what, "ask again later", status=503))
     _wait(lambda: not service.open, _FLUSH)
-    print("Error: a host of this server is gone\n  start all of them again", file=sys.stderr, flush=True)
+    print(f"Error: {what}, and the model needs all of its hosts\n  start them again", file=sys.stderr, flush=True)
     os._exit(1)
 
 

@@ -4,9 +4,11 @@
 refuse what is too large first, and do what takes long in threads (`service.py`, `grammar.py`).
 """
 
+import asyncio
 import json
 import time
 import uuid
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,14 +30,16 @@ from podway.serve.openai import (
 from podway.serve.output_events import Schemas
 from podway.serve.output_parser import OutputParser, ToolFormat
 from podway.serve.responses import Answer
-from podway.serve.sampling_params import MAX_ALTERNATIVES, STOP_IDS, SamplingParams
+from podway.serve.sampling_params import BIASES, MAX_ALTERNATIVES, STOP_IDS, SamplingParams
 from podway.serve.service import Service
 from podway.serve.text_stream import TextStream
 from podway.serve.tools import forced_schema, schemas_of, wanted_tools
 
 MAX_PROMPTS = 2048
 MAX_MESSAGES = 4096
-_LONG = 1 << 14  # bytes of a conversation that is rendered in a thread
+_LONG = 1 << 14  # bytes of a body whose conversation is rendered in a thread
+_LONGEST_WORD = 256  # characters of a bad word
+_PROMPTS_A_TURN = 64  # that are admitted before others have their turn on the event loop
 _TEMPLATE_ARGUMENTS = ("messages", "tools", "ask")  # which chat_template_kwargs cannot replace
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -65,6 +69,7 @@ class AdmittedRequest:
         self.tool_format: ToolFormat | None = None
         self.reasoning = self.begun_reasoning = False
         self.parallel = True
+        self._shared: _Shared | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -93,31 +98,46 @@ class AdmittedRequest:
                 param="prompt", code="context_length_exceeded",
             )  # fmt: skip
         most = room if max_tokens is None else max_tokens
-        bad = _bad_ids(service, body.bad_words or [])
-        sampling = sampling_params(body, service.tokenizer.vocab, self.logprobs is not None, service.defaults, bad)
-        stop_ids, mask = _stop_ids(service, body), _mask(service, body)
+        if self._shared is None:
+            self._shared = _Shared.of(service, body, self.logprobs is not None)
+        sampling, stop_ids, mask, stops = self._shared
         check_range(body.min_tokens, 0, most, "min_tokens")
         self.prompts.append(prompt)
         replica = service.least_loaded_replica()
-        if grammar is not None:
-            await service.grammars.prepare(grammar)
+        guides = None if grammar is None else await service.grammars.guides(grammar, self.n)
         for choice in range(self.n):
             request = Request(
                 f"{self.id}-{len(self.answers)}", prompt, most, stop_ids=stop_ids, min_tokens=body.min_tokens or 0,
-                guided=grammar is not None, scores_prompt=scores_prompt,
+                guided=guides is not None, scores_prompt=scores_prompt,
                 salt=(self.adapter.salt if self.adapter else b"") + (body.cache_salt or "").encode(),
                 adapter=self.adapter.number if self.adapter else 0,
             )  # fmt: skip
             stream = TextStream(
-                service.tokenizer, stops_of(body), skip_special=self.skip_special,
+                service.tokenizer, stops, skip_special=self.skip_special,
                 keep_stop=bool(body.include_stop_str_in_output),
             )  # fmt: skip
             from_seed = sampling if choice == 0 else _reseeded(sampling, choice)
-            guide = service.grammars.start(grammar) if grammar is not None else None
+            guide = guides[choice] if guides is not None else None
             made = Answer(
-                len(self.answers), request, replica, stream, from_seed, guide=guide, grammar=grammar, mask=mask
-            )
+                len(self.answers), request, replica, stream, from_seed, service.delivery(), guide=guide,
+                grammar=grammar, mask=mask,
+            )  # fmt: skip
             self.answers.append(made)
+
+
+class _Shared(NamedTuple):
+    """What the answers of a body have in common."""
+
+    sampling: SamplingParams
+    stop_ids: frozenset[int]
+    mask: Words | None
+    stops: list[str]
+
+    @staticmethod
+    def of(service: Service, body: Common, logprobs: bool) -> "_Shared":
+        bad = _bad_ids(service, body.bad_words or [])
+        sampling = sampling_params(body, service.tokenizer.vocab, logprobs, service.defaults, bad)
+        return _Shared(sampling, _stop_ids(service, body), _mask(service, body), stops_of(body))
 
 
 def _truncated(prompt: list[int], body: Common, max_len: int) -> list[int]:
@@ -143,6 +163,10 @@ def _stop_ids(service: Service, body: Common) -> frozenset[int]:
 def _bad_ids(service: Service, words: list[str]) -> list[int]:
     """The token of each word, alone and after a space. A word of several tokens cannot be kept out one token at a time."""
     found: set[int] = set()
+    if len(words) > BIASES or any(len(word) > _LONGEST_WORD for word in words):
+        raise RequestError(
+            f"bad_words: at most {BIASES} words of at most {_LONGEST_WORD} characters", param="bad_words"
+        )
     for word in words:
         spelled = [service.tokenizer.encode(text, special=False) for text in {word, f" {word}"}]
         single = [ids[0] for ids in spelled if len(ids) == 1]
@@ -159,10 +183,9 @@ def _mask(service: Service, body: Common) -> Words | None:
     if not body.allowed_token_ids:
         raise RequestError("allowed_token_ids is empty", param="allowed_token_ids")
     service.check_ids(body.allowed_token_ids, "allowed_token_ids")
-    words = np.zeros(-(-service.tokenizer.vocab // 32), np.uint32)
-    for id in body.allowed_token_ids:
-        words[id // 32] |= np.uint32(1) << np.uint32(id % 32)
-    return words
+    bits = np.zeros(-(-service.tokenizer.vocab // 32) * 32, np.uint8)
+    bits[body.allowed_token_ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def _reseeded(sampling: SamplingParams, choice: int) -> SamplingParams:
@@ -190,16 +213,21 @@ async def admit_completion(service: Service, body: CompletionBody) -> AdmittedRe
         )
     grammar = grammar_of(body)
     scoring = (call.echo and call.logprobs is not None) or call.prompt_logprobs is not None
-    for prompt in prompts:
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for text in texts:
+        service.check_length(len(text.encode(errors="replace")), "prompt")
+    encoded = iter(await service.encode_all(texts, body.add_special_tokens is not False))
+    for number, prompt in enumerate(prompts):
         if isinstance(prompt, str):
-            service.check_length(len(prompt.encode()), "prompt")
-            ids, text = await service.encode(prompt, body.add_special_tokens is not False), prompt
+            ids, text = next(encoded), prompt
         else:
             service.check_length(len(prompt) * service.tokenizer.longest, "prompt")
             service.check_ids(prompt, "prompt")
             ids, text = prompt, service.tokenizer.decode(prompt) if call.echo else ""
         call.prompt_texts.append(text)
         await call.add(service, body, ids, max_tokens, grammar, scoring)
+        if number % _PROMPTS_A_TURN == _PROMPTS_A_TURN - 1:
+            await asyncio.sleep(0)  # others have their turn
     return call
 
 
@@ -213,8 +241,8 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
     return prompt
 
 
-async def admit_chat(service: Service, body: ChatBody) -> AdmittedRequest:
-    """The answers to a conversation."""
+async def admit_chat(service: Service, body: ChatBody, size: int) -> AdmittedRequest:
+    """The answers to a conversation, whose body has so many bytes."""
     check_range(body.top_logprobs, 0, MAX_ALTERNATIVES, "top_logprobs")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     check_range(limit, 1, 1 << 30, "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens")
@@ -229,7 +257,7 @@ async def admit_chat(service: Service, body: ChatBody) -> AdmittedRequest:
     elif grammar is None:
         call.tool_format, call.reasoning = service.tool_format, service.reasoning
         call.skip_special = call.skip_special and not _marks_with_special(call)
-    text = await render_chat(service, body.messages, body, tools)
+    text = await render_chat(service, body.messages, body, tools, size)
     call.begun_reasoning = call.reasoning and text.rstrip().endswith("<think>")
     service.check_length(len(text.encode()), "messages")
     ids = await service.encode(text, False)
@@ -242,13 +270,14 @@ def _marks_with_special(call: AdmittedRequest) -> bool:
     return call.tool_format == "harmony" or bool(call.schemas and call.tool_format in ("llama3", "mistral", "deepseek"))
 
 
-async def render_chat(service: Service, messages: list[JsonObject], body: ChatBody, tools: list[JsonObject]) -> str:
-    """The text of a conversation up to where the model answers, or goes on with its last message."""
+async def render_chat(
+    service: Service, messages: list[JsonObject], body: ChatBody, tools: list[JsonObject], size: int
+) -> str:
+    """The text of a conversation up to where the model answers, or goes on with its last message; its body has `size` bytes."""
     if len(messages) > MAX_MESSAGES:
         raise RequestError(f"{len(messages)} messages, and {MAX_MESSAGES} are the limit", param="messages")
     clean = checked_messages(messages)
-    size = sum(len(message["content"]) for message in clean)
-    service.check_length(size, "messages")
+    service.check_length(sum(len(message["content"]) for message in clean), "messages")
     goes_on = bool(body.continue_final_message)
     ask = body.add_generation_prompt is not False and not goes_on
     given = {"reasoning_effort": body.reasoning_effort} if body.reasoning_effort else {}
@@ -257,7 +286,7 @@ async def render_chat(service: Service, messages: list[JsonObject], body: ChatBo
     def render() -> str:
         return service.tokenizer.render(clean, tools=tools or None, ask=ask, **given)
 
-    text = await service.beside(size > _LONG or len(clean) > 64, render)
+    text = await service.beside(size > _LONG, render)
     if goes_on:  # what the template writes after the last message would end it
         begun = clean[-1]["content"].strip()
         text = text[: text.rfind(begun) + len(begun)]

@@ -7,6 +7,8 @@ from podway.serve.openai import JsonObject
 from podway.serve.responses import Answer, TextOffsets, completion_logprobs, merged, prompt_logprobs, usage
 from podway.serve.service import Service
 
+_LARGE = 256  # tokens whose logprobs are written in a thread: those of a prompt that is echoed
+
 
 def head(call: AdmittedRequest, kind: str) -> JsonObject:
     """What every response and event begins with."""
@@ -48,7 +50,8 @@ async def completion_events(service: Service, call: AdmittedRequest) -> AsyncIte
     offsets: dict[int, TextOffsets] = {}
     async for answer, delta in merged(call.answers):
         text, scores, first = delta.text, delta.scores, answer.index not in offsets
-        mine = offsets.setdefault(answer.index, TextOffsets(service.tokenizer, call.skip_special))
+        if first:
+            offsets[answer.index] = TextOffsets(service.tokenizer, call.skip_special)
         if first and call.echo:
             text = call.prompt_texts[answer.index // call.n] + text
             scores = [*answer.prompt_scores, *scores]
@@ -56,7 +59,10 @@ async def completion_events(service: Service, call: AdmittedRequest) -> AsyncIte
             continue
         logprobs = None
         if call.logprobs is not None:
-            logprobs = completion_logprobs(scores, call.logprobs, service.tokenizer, mine)
+            large = len(scores) > _LARGE
+            logprobs = await service.beside(
+                large, completion_logprobs, scores, call.logprobs, service.tokenizer, offsets[answer.index]
+            )
         choice: JsonObject = {"index": answer.index, "text": text, "logprobs": logprobs, "finish_reason": delta.finish}
         if call.return_token_ids:
             choice["token_ids"] = delta.tokens

@@ -2,7 +2,7 @@
 
 `Grammars` knows the tokens of a model. `compile` checks a grammar and keeps it by its content, so that the choices of a
 request and later requests share one compilation; `start` returns a `Guide` of one answer: which tokens may come next (a bit
-for each), moved on by the tokens that came. `Grammars.prepare` compiles in a thread of its own: llguidance releases the
+for each), moved on by the tokens that came. `Grammars.guides` does both in a thread of its own: llguidance releases the
 interpreter, and the server's event loop goes on. A grammar that is too large or takes too long is refused.
 
 A matcher that fails (a limit of the library, a token that it did not allow) raises `GuideError`: the request then ends with
@@ -83,12 +83,12 @@ class Grammars:
         made: LLTokenizer = llguidance.LLTokenizer(tokens, n_vocab=vocab, eos_token=sorted(self._tokenizer.stop_ids))
         return made
 
-    async def prepare(self, grammar: Grammar) -> None:
-        """Compile a grammar beside the event loop, or say why it cannot be followed."""
+    async def guides(self, grammar: Grammar, count: int) -> "list[Guide]":
+        """Guides for so many answers, made beside the event loop, or why the grammar cannot be followed."""
         _check_size(grammar)
-        work = asyncio.get_running_loop().run_in_executor(self._threads, self.compile, grammar)
+        work = asyncio.get_running_loop().run_in_executor(self._threads, self._guides, grammar, count)
         try:
-            await asyncio.wait_for(asyncio.shield(work), COMPILE_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(work), COMPILE_SECONDS)
         except TimeoutError:
             work.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is nobody's any more
             raise UserError(
@@ -126,7 +126,12 @@ class Grammars:
 
     def start(self, grammar: Grammar) -> "Guide":
         """A guide for one answer."""
-        return Guide(self.compile(grammar).deep_copy(), -(-self._tokenizer.vocab // 32), grammar.kind)
+        [guide] = self._guides(grammar, 1)
+        return guide
+
+    def _guides(self, grammar: Grammar, count: int) -> "list[Guide]":
+        matcher, words = self.compile(grammar), -(-self._tokenizer.vocab // 32)
+        return [Guide(matcher.deep_copy(), words, grammar.kind) for _ in range(count)]
 
 
 def _check_size(grammar: Grammar) -> None:

@@ -21,7 +21,7 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import jax
@@ -36,8 +36,9 @@ from podway.serve.batcher import Step
 from podway.serve.engine import Engine, HostArray, HostInputs, Prepared
 
 _LENGTH = struct.Struct("!I")
-_ADDRESS_BYTES = 64  # 4 bytes of IP address, 2 of port, 32 of secret, padded
+_ADDRESS_BYTES = 64  # 4 bytes of IP address, 2 of port, 32 of secret, 4 of rank, padded
 _SECRET_BYTES = 32
+_MISSED_AFTER = 5.0  # seconds between the failure of a program that misses a host and the end of its connection
 _JOIN_TIMEOUT = 600  # seconds that hosts wait for each other: the slowest may still be compiling
 
 
@@ -56,17 +57,19 @@ class StepMessage(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a host listens, and the secret that it asks for."""
+    """Where a host listens, the secret that it asks for, and its rank in the job, which people know it by."""
 
     ip: str
     port: int
     secret: bytes
+    rank: int = 0
 
 
 class HostListener:
     """A socket that hosts connect to."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
         self.ip = os.environ.get("PODWAY_HOST_IP") or socket.gethostbyname(socket.gethostname())
         self.secret = secrets.token_bytes(_SECRET_BYTES)
         self._socket = socket.create_server((self.ip, 0), backlog=256)
@@ -75,6 +78,7 @@ class HostListener:
     def encoded_address(self) -> npt.NDArray[np.uint8]:
         """Its address in an array, as all hosts can gather it."""
         raw = socket.inet_aton(self.ip) + struct.pack("!H", self._socket.getsockname()[1]) + self.secret
+        raw += self.rank.to_bytes(4, "big")
         return np.frombuffer(raw.ljust(_ADDRESS_BYTES, b"\0"), np.uint8)
 
     def accept(self) -> tuple[socket.socket, int]:
@@ -106,7 +110,9 @@ def addresses(listener: HostListener) -> list[Address]:
     found = []
     for one in np.asarray(multihost_utils.process_allgather(listener.encoded_address())).reshape(-1, _ADDRESS_BYTES):
         raw = one.astype(np.uint8).tobytes()
-        found.append(Address(socket.inet_ntoa(raw[:4]), int.from_bytes(raw[4:6], "big"), raw[6 : 6 + _SECRET_BYTES]))
+        secret, rest = raw[6 : 6 + _SECRET_BYTES], raw[6 + _SECRET_BYTES :]
+        port, rank = int.from_bytes(raw[4:6], "big"), int.from_bytes(rest[:4], "big")
+        found.append(Address(socket.inet_ntoa(raw[:4]), port, secret, rank))
     return found
 
 
@@ -149,13 +155,15 @@ def _exactly(of: socket.socket, count: int) -> bytes:
 
 
 class Followers:
-    """The followers of a leader."""
+    """The followers of a leader, by their ranks."""
 
-    def __init__(self, members: Sequence[socket.socket], on_loss: Callable[[], None]) -> None:
-        self._members = list(members)
+    def __init__(self, members: Mapping[int, socket.socket], on_loss: Callable[[int], None]) -> None:
+        self._members = list(members.values())
         self._ending = False
-        for member in self._members:
-            threading.Thread(target=self._watch, args=(member, on_loss), name="watch", daemon=True).start()
+        self._lost = threading.Event()
+        for rank, member in members.items():
+            watch = (member, lambda rank=rank: on_loss(rank))
+            threading.Thread(target=self._watch, args=watch, name="watch", daemon=True).start()
 
     def broadcast(self, prepared: Prepared) -> None:
         """Send a step that is about to be launched here."""
@@ -175,7 +183,12 @@ class Followers:
         with suppress(OSError):
             member.recv(1)
         if not self._ending:
+            self._lost.set()
             on_loss()
+
+    def is_one_lost(self) -> bool:
+        """Whether a program failed because a follower is gone; its connection may end a moment later."""
+        return self._lost.wait(_MISSED_AFTER)
 
 
 def follow(engine: Engine, leader: socket.socket) -> bool:
@@ -185,6 +198,23 @@ def follow(engine: Engine, leader: socket.socket) -> bool:
             engine.launch(unpack(raw))
     except (OSError, EOFError):
         return False
+    except Exception:
+        if _ends(leader):
+            return False
+        raise
+    return True
+
+
+def _ends(peer: socket.socket) -> bool:
+    """Whether the other side is gone, now or in a moment."""
+    peer.settimeout(_MISSED_AFTER)
+    try:
+        while peer.recv(1 << 16):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
     return True
 
 

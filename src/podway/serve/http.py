@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,6 +46,7 @@ from podway.serve.service import Service
 
 MAX_BYTES = 8 << 20
 MAX_TEXT = 4 << 20  # bytes that /tokenize takes
+_LARGE = 4096  # tokens and alternatives of a response that is written in a thread
 _OPEN = ("/health", "/ping", "/metrics", "/version", "/openapi.json")
 
 
@@ -221,10 +222,11 @@ async def _no_embeddings(request: Request) -> Response:
 
 def _tokenize(service: Service) -> Handler:
     async def tokenize(request: Request) -> Response:
-        body, _ = read(await _body(request), TokenizeBody)
+        raw = await _body(request)
+        body, _ = read(raw, TokenizeBody)
         if body.messages is not None:
             chat = ChatBody(messages=body.messages, add_generation_prompt=body.add_generation_prompt)
-            text, special = await render_chat(service, body.messages, chat, []), False
+            text, special = await render_chat(service, body.messages, chat, [], len(raw)), False
         elif body.prompt is not None:
             text, special = body.prompt, body.add_special_tokens is not False
         else:
@@ -289,6 +291,7 @@ Events = Callable[[Service, AdmittedRequest], AsyncIterator[JsonObject]]
 def _completions(service: Service) -> Handler:
     async def completions(request: Request) -> Response:
         body, ignored = read(await _body(request), CompletionBody)
+        await asyncio.sleep(0)
         call = await admit_completion(service, body)
         return _naming(await respond(service, request, call, whole_completion, completion_events), ignored)
 
@@ -297,8 +300,10 @@ def _completions(service: Service) -> Handler:
 
 def _chat(service: Service) -> Handler:
     async def chat(request: Request) -> Response:
-        body, ignored = read(await _body(request), ChatBody)
-        call = await admit_chat(service, body)
+        raw = await _body(request)
+        body, ignored = read(raw, ChatBody)
+        await asyncio.sleep(0)  # a large body took its time
+        call = await admit_chat(service, body, len(raw))
         return _naming(await respond(service, request, call, whole_chat, chat_events), ignored)
 
     return chat
@@ -306,8 +311,10 @@ def _chat(service: Service) -> Handler:
 
 def _responses(service: Service) -> Handler:
     async def responses(request: Request) -> Response:
-        body, ignored = read(await _body(request), ResponsesBody)
-        call, writer = await admit_chat(service, chat_body(body)), ResponseWriter(body)
+        raw = await _body(request)
+        body, ignored = read(raw, ResponsesBody)
+        await asyncio.sleep(0)
+        call, writer = await admit_chat(service, chat_body(body), len(raw)), ResponseWriter(body)
         call.id = call.id.replace("chatcmpl-", "resp_")
         made = await respond(
             service, request, call, lambda _, call: writer.whole(call), lambda _, call: writer.events(call)
@@ -335,15 +342,25 @@ async def respond(service: Service, request: Request, call: AdmittedRequest, who
         if call.stream:
             stream = _sse(service, call, events)
             first = await _unless_gone(request, anext(stream))
-            return StreamingResponse(
-                _then(first, stream), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-            )
+            return EventStream(first, stream, lambda: close(service, call))
         await _unless_gone(request, gather(call.answers))
         close(service, call)
-        return ApiResponse(whole(service, call))
+        return await service.beside(_size(call) > _LARGE, lambda: ApiResponse(_by_choice(whole(service, call))))
     except BaseException:
         close(service, call)
         raise
+
+
+def _size(call: AdmittedRequest) -> int:
+    """Tokens that a response speaks of, alternatives counted."""
+    spoken = sum(len(answer.tokens) + len(answer.prompt_scores) for answer in call.answers)
+    return spoken * (1 + max(call.logprobs or 0, call.prompt_logprobs or 0))
+
+
+def _by_choice(found: JsonObject) -> JsonObject:
+    """The same with each choice encoded: encoding holds the interpreter, and all choices together might hold it for long."""
+    choices = [msgspec.Raw(msgspec.json.encode(choice)) for choice in found.get("choices", [])]
+    return {**found, "choices": choices} if len(choices) > 1 else found
 
 
 def close(service: Service, call: AdmittedRequest) -> None:
@@ -371,11 +388,33 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _then(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The first event, which is there already (what is refused before it is an error of its own), and the others."""
-    yield first
-    async for event in rest:
-        yield event
+class EventStream(Response):
+    """Server-sent events as they come. The first is there already: what is refused before it is an error of its own."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, rest: AsyncIterator[bytes], end: Callable[[], None]) -> None:
+        """`end` is called when the client leaves, and makes the events end."""
+        super().__init__(headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._first, self._rest, self._end = first, rest, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watching = asyncio.ensure_future(self._watch(receive))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for event in self._rest:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            watching.cancel()
+            self._end()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._end()
 
 
 async def _sse(service: Service, call: AdmittedRequest, events: Events) -> AsyncIterator[bytes]:

@@ -102,6 +102,9 @@ class EngineLoop:
         self._scored: dict[int, list[TokenScore]] = {}
         self._drafted = (metrics.drafts, metrics.draft_tokens, metrics.accepted_tokens)
         self.failure: BaseException | None = None
+        self.is_host_lost: Callable[[], bool] = lambda: (
+            False
+        )  # asked after a failure; then whoever saw it tells everyone
 
     def start(self) -> None:
         self._thread.start()
@@ -162,6 +165,8 @@ class EngineLoop:
                 self._turn()
         except BaseException as error:
             self.failure = error  # from here on `submit` refuses
+            if self.is_host_lost():
+                return
             traceback.print_exc()
             self._tell_all(UserError(f"the engine failed: {error}", "see the server's log", status=500))
         else:

@@ -12,10 +12,12 @@ import msgspec
 
 from podway.decoding import from_plain
 from podway.errors import UserError
-from podway.serve.grammar import Grammar
+from podway.serve.grammar import MAX_GRAMMAR_BYTES, Grammar
 from podway.serve.sampling_params import BIASES, SamplingParams
 
 MAX_CHOICES = 128
+MAX_WEIGHT = 1_000_000  # of the values of a body, see `_check_weight`
+MAX_FIELDS = 256  # of a body
 JsonValue = Any  # whatever JSON can hold
 JsonObject = dict[str, Any]
 B = TypeVar("B", bound="msgspec.Struct")
@@ -152,14 +154,25 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
+def _check_weight(raw: bytes) -> None:
+    """Refuse a body that would take long to decode: the decoder holds the interpreter, so a thread would not help. Lists and objects
+    are slower than numbers. What stands in strings counts too: it may be JSON that is decoded later, and no text has as much."""
+    if raw.count(b",") + 2 * raw.count(b"[") + 4 * raw.count(b"{") > MAX_WEIGHT:
+        most = f"{MAX_WEIGHT:,} numbers, or {MAX_WEIGHT // 5:,} objects"
+        raise RequestError(f"the body has too many values: the limit is about {most}")
+
+
 def read(raw: bytes, kind: type[B]) -> tuple[B, list[str]]:
     """A body of this kind, or a `RequestError` that names the field; and the fields that nothing here knows."""
+    _check_weight(raw)
     try:
         found = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise RequestError("the body must be a JSON object")
+    if len(found) > MAX_FIELDS:
+        raise RequestError(f"the body has {len(found)} fields, and {MAX_FIELDS} are the limit")
     given = {name: value for name, value in found.items() if value is not None}
     unknown = given.keys() - set(kind.__struct_fields__)
     for name in sorted(unknown & UNSUPPORTED.keys()):
@@ -292,6 +305,8 @@ def _structured(asked: StructuredOutputs | None, prefix: str = "structured_outpu
     value = getattr(asked, name)
     param = prefix.partition(".")[0] if "." in prefix else prefix + name
     if name in ("json", "structural_tag") and isinstance(value, str):
+        if len(value) > MAX_GRAMMAR_BYTES:
+            raise RequestError(f"{prefix}{name} has more than {MAX_GRAMMAR_BYTES} characters", param=param)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):

@@ -57,6 +57,7 @@ class Fleet:
     def __init__(self, service: Service, args: argparse.Namespace, log: Callable[[str], None]) -> None:
         self.service, self.args, self.log = service, args, log
         self.me, self.hosts = jax.process_index(), jax.process_count()
+        self.rank = int(os.environ.get("PODWAY_RANK", self.me))
         self.groups = groups_of(jax.devices(), args.tp, args.replicas)
         self.loops: dict[int, EngineLoop] = {}  # that run here
         self._led: list[int] = []
@@ -114,26 +115,29 @@ class Fleet:
         self.log(f"{name}scratch memory of programs: at most {max(engine.memory().values()) / 2**20:.0f} MiB")
         return engine
 
-    def take_roles(self, engines: dict[int, Engine], on_loss: Callable[[], None]) -> None:
-        """Find the other hosts, and begin the loops of the replicas that this one leads."""
+    def take_roles(self, engines: dict[int, Engine], on_loss: Callable[[int], None]) -> None:
+        """Find the other hosts, and begin the loops of the replicas that this one leads. `on_loss` gets the rank of a follower
+        that is lost."""
         self._led = [number for number in engines if self.leader(number) == self.me]
         if self.hosts > 1:
             self._meet(engines, on_loss)
         self.loops = {n: EngineLoop(engines[n], Metrics(), self.args.max_queue) for n in self._led}
         for loop in self.loops.values():
+            if self._followers is not None:
+                loop.is_host_lost = self._followers.is_one_lost
             loop.start()
 
-    def _meet(self, engines: dict[int, Engine], on_loss: Callable[[], None]) -> None:
-        listener = HostListener()
+    def _meet(self, engines: dict[int, Engine], on_loss: Callable[[int], None]) -> None:
+        listener = HostListener(self.rank)
         self._book = addresses(listener)
         awaited = sum(len(self.members(n)) - 1 for n in self._led) + (len(self._led) if self.me else 0)
-        followers: list[socket] = []
+        followers: dict[int, socket] = {}
         for _ in range(awaited):
             peer, number = listener.accept()
             if number >= _FRONT:
                 self._from_front[number - _FRONT] = peer
             else:
-                followers.append(peer)
+                followers[self._book[number].rank] = peer
         listener.close()
         if followers:  # a replica of several hosts is the only one of each
             [engine] = engines.values()
@@ -151,17 +155,18 @@ class Fleet:
                 loops.append(RemoteLoop(there, self.args.max_queue))
         return loops
 
-    def run_worker(self, engines: dict[int, Engine]) -> bool:
-        """For any host but the front: lead or follow until the front ends. False: a host was lost."""
+    def run_worker(self, engines: dict[int, Engine]) -> int | None:
+        """For any host but the front: lead or follow until the front ends. The rank of a host that was lost, if one was."""
         if not self._led:
             [(number, engine)] = engines.items()
-            return follow(engine, join(self._book[self.leader(number)], self.me))
+            leader = self._book[self.leader(number)]
+            return None if follow(engine, join(leader, self.me)) else leader.rank
         with ThreadPoolExecutor(len(self._led)) as pool:
             grammars = self.service.grammars
             ends = [pool.submit(answer_front, self._from_front[n], self.loops[n], grammars) for n in self._led]
             kept = all(end.result() for end in ends)
         self.end()
-        return kept
+        return None if kept else self._book[0].rank
 
     def end(self) -> None:
         """Stop the loops that run here, then whoever follows them."""

@@ -7,12 +7,12 @@ turns tokens into text, sees stop strings (and then cancels the request), and ke
 import asyncio
 import codecs
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import NamedTuple
 
 from podway.errors import UserError
 from podway.model.tokenizer import ModelTokenizer
 from podway.serve.batcher import Request
+from podway.serve.delivery import Delivery
 from podway.serve.grammar import Grammar, Guide, Words
 from podway.serve.loop import Loop, TokenScore, TokenUpdate
 from podway.serve.sampling_params import SamplingParams
@@ -38,6 +38,7 @@ class Answer:
         replica: Loop,
         stream: TextStream,
         sampling: SamplingParams,
+        delivery: Delivery[TokenUpdate],
         *,
         guide: Guide | None = None,
         grammar: Grammar | None = None,
@@ -50,9 +51,9 @@ class Answer:
         self.cached = 0
         self.tokens: list[int] = []
         self.finish: str | None = None
-        self._replica, self._stream = replica, stream
-        self._events = asyncio.get_running_loop()
-        self._updates: asyncio.Queue[TokenUpdate] = asyncio.Queue()
+        self._replica, self._stream, self._delivery = replica, stream, delivery
+        self._update: TokenUpdate | None = None  # what is not read yet
+        self._reader: asyncio.Future[None] | None = None
         request.owner = self
 
     @property
@@ -61,8 +62,20 @@ class Answer:
 
     def on_update(self, update: TokenUpdate) -> None:
         """From any thread."""
-        with suppress(RuntimeError):  # the server's event loop is closed: nobody reads any more
-            self._events.call_soon_threadsafe(self._updates.put_nowait, update)
+        self._delivery.put(self, update)
+
+    def receive(self, update: TokenUpdate) -> None:
+        """On the event loop. A slow reader gets several at once; after the end comes nothing."""
+        known = self._update
+        if known is None:
+            self._update = update
+        elif known.finish is None:
+            self._update = _joined(known, update)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def begin(self) -> None:
         self._replica.submit(self.request)
@@ -72,13 +85,17 @@ class Answer:
         if self.finish is None:
             self.finish = "cancelled"
             self._replica.cancel(self.request)
+            self._wake()
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """What comes, until it ends. What the engine refuses is raised."""
         while self.finish is None:
-            update = await self._updates.get()
-            while not self._updates.empty() and update.finish is None:  # a slow reader gets several at once
-                update = _joined(update, self._updates.get_nowait())
+            if self._update is None:
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
+            update, self._update = self._update, None
+            if update is None or self.finish is not None:  # cancelled meanwhile
+                return
             if update.error is not None:
                 self.finish = "error"
                 raise update.error

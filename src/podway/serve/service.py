@@ -14,6 +14,7 @@ from typing import TypeVar
 from podway.errors import UserError
 from podway.model.tokenizer import ModelTokenizer
 from podway.serve.adapter_registry import AdapterRegistry, LoadedAdapter
+from podway.serve.delivery import Delivery
 from podway.serve.grammar import Grammars
 from podway.serve.loop import Loop, TokenUpdate
 from podway.serve.metrics import Metrics
@@ -52,6 +53,13 @@ class Service:
         self.adapters: AdapterRegistry | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
         self._turn = 0
+        self._delivery: Delivery[TokenUpdate] | None = None
+
+    def delivery(self) -> Delivery[TokenUpdate]:
+        """Of the event loop that runs."""
+        if self._delivery is None or not self._delivery.alive:
+            self._delivery = Delivery()
+        return self._delivery
 
     @property
     def healthy(self) -> bool:
@@ -125,6 +133,8 @@ class Service:
         return self.adapters
 
     def check_ids(self, ids: list[int], name: str) -> None:
+        if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.tokenizer.vocab):
+            return
         for id in ids:
             if not isinstance(id, int) or isinstance(id, bool) or not 0 <= id < self.tokenizer.vocab:
                 raise RequestError(f"{name}: {str(id)[:40]} is not a token id below {self.tokenizer.vocab}", param=name)
@@ -141,6 +151,11 @@ class Service:
     async def encode(self, text: str, special: bool) -> list[int]:
         """The tokens of a text."""
         return await self.beside(len(text) > _INLINE, self.tokenizer.encode, text, special)
+
+    async def encode_all(self, texts: list[str], special: bool) -> list[list[int]]:
+        """The tokens of each text."""
+        long = sum(map(len, texts)) > _INLINE or len(texts) > 32
+        return await self.beside(long, lambda: [self.tokenizer.encode(text, special) for text in texts])
 
     async def beside(self, long: bool, work: Callable[..., T], *arguments: object) -> T:
         """Do the work, in a thread if it is long."""

@@ -4,11 +4,44 @@
 given out when the next tokens decide.
 """
 
+import codecs
 from collections.abc import Sequence
 
 from podway.model.tokenizer import ModelTokenizer
 
 _UNFINISHED = "\ufffd"  # what a decoder makes of half a character
+
+
+class _Bytes:
+    """Text of tokens that are bytes in a row: those of an unfinished character wait."""
+
+    def __init__(self, pieces: list[bytes], skipped: frozenset[int]) -> None:
+        self._pieces, self._skipped = pieces, skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int], last: bool) -> str:
+        pieces, count = self._pieces, len(self._pieces)
+        raw = b"".join([pieces[id] for id in ids if id < count and id not in self._skipped])
+        return self._decoder.decode(raw, last)
+
+
+class _Decoded:
+    """Text of tokens whose text depends on their neighbours: decoded together with those just before."""
+
+    def __init__(self, tokenizer: ModelTokenizer, skip_special: bool) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special
+        self._ids: list[int] = []
+        self._base = 0  # ids before this are done with; some are kept, since spaces depend on what is before
+        self._read = 0  # ids before this have been given out as text
+
+    def push(self, ids: Sequence[int], last: bool) -> str:
+        self._ids += ids
+        before = self._tokenizer.decode(self._ids[self._base : self._read], self._skip)
+        after = self._tokenizer.decode(self._ids[self._base :], self._skip)
+        if not last and (len(after) <= len(before) or after.endswith(_UNFINISHED)):
+            return ""
+        self._base, self._read = self._read, len(self._ids)
+        return after[len(before) :]
 
 
 class TextStream:
@@ -22,17 +55,21 @@ class TextStream:
         skip_special: bool = True,
         keep_stop: bool = False,
     ) -> None:
-        self._tokenizer = tokenizer
+        skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        pieces = tokenizer.pieces
+        self._decoder = _Decoded(tokenizer, skip_special) if pieces is None else _Bytes(pieces, skipped)
         self._stops = [stop for stop in stops if stop]
-        self._skip, self._keep = skip_special, keep_stop
-        self._ids: list[int] = []
-        self._base = (
-            0  # ids before this are decoded and done with; some are kept, since spaces depend on what is before
-        )
-        self._read = 0  # ids before this have been given out as text
+        self._keep = keep_stop
         self._held = ""
         self.stopped = False
-        self.text = ""  # all that was given out
+        self._given: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All that was given out."""
+        if len(self._given) > 1:
+            self._given = ["".join(self._given)]
+        return "".join(self._given)
 
     def push(self, ids: Sequence[int], last: bool = False) -> tuple[str, int]:
         """The text that is certain now, with `last` all of it; and how many of these ids came before or in a stop string."""
@@ -48,19 +85,16 @@ class TextStream:
     def _push(self, ids: Sequence[int], last: bool) -> str:
         if self.stopped:
             return ""
-        self._ids += ids
-        before = self._tokenizer.decode(self._ids[self._base : self._read], self._skip)
-        after = self._tokenizer.decode(self._ids[self._base :], self._skip)
-        fresh = ""
-        if last or (len(after) > len(before) and not after.endswith(_UNFINISHED)):
-            fresh = after[len(before) :]
-            self._base, self._read = self._read, len(self._ids)
-        self._held += fresh
+        self._held += self._decoder.push(ids, last)
         out = self._release(last)
-        self.text += out
+        if out:
+            self._given.append(out)
         return out
 
     def _release(self, last: bool) -> str:
+        if not self._stops:
+            out, self._held = self._held, ""
+            return out
         found = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
         if found:
             at, stop = min(found)
