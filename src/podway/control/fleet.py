@@ -116,7 +116,8 @@ class Fleet:
             return False
         if seen.condition != "ready":
             return True
-        question: dict[str, Any] = {"job": job, "phase": phase, "wait": 0.0} if job else {}
+        # An agent that has just been brought back takes a moment to clean up, and says "running" until then.
+        question: dict[str, Any] = {"job": job, "phase": phase, "wait": 3.0} if job else {}
         asked = (session.call("status" if job else "hello", patience=10.0, **question) for session in self.sessions)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return any(

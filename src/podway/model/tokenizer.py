@@ -189,6 +189,8 @@ class FileTokenizer:
         for word, id in self._tokenizer.get_vocab(with_added_tokens=True).items():
             mapped = [_BYTE_OF.get(character) for character in word]
             found[id] = word.encode() if None in mapped else bytes(byte for byte in mapped if byte is not None)
+        for id, word in self._added.items():  # these stand in the vocabulary as they are
+            found[id] = word.encode()
         return found
 
     def _around(self, settings: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
