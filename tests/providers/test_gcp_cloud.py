@@ -662,9 +662,9 @@ def test_a_zone_whose_quota_is_nothing_is_not_tried_twice(gcp: GcpProvider, clou
 def test_the_doctor_finds_what_is_wrong(cloud: Running, gcp: GcpProvider, tmp_path: Path) -> None:
     found = list(diagnose(tmp_path))
     assert [one.what for one in found if one.ok] == [
-        *("project", "credentials", "Cloud TPU API", "Compute Engine API", "quota", "zones", "ssh key of the hosts")
+        *("zones", "credentials", "project", "Cloud TPU API", "Compute Engine API", "quota", "ssh key of the hosts")
     ]
-    assert "v6e" in found[4].note and not gcp.account.identity_file.exists()  # nothing is made
+    assert "v6e" in found[5].note and not gcp.account.identity_file.exists()  # nothing is made
     (tmp_path / "gcp.yaml").write_text("zones: [us-east5-z]\n")
     cloud.command("POST", "faults", {"kind": "error", "service": "compute", "status": "PERMISSION_DENIED"})
     wrong = {one.what: one for one in diagnose(tmp_path) if not one.ok}
