@@ -105,7 +105,7 @@ def test_own_runs_are_kept_used_and_forgotten(tmp_path: Path) -> None:
 
 
 def test_the_needed_rate_gives_the_measured_step(tmp_path: Path) -> None:
-    run = read_run(run_of(tmp_path / "run", seconds=4.6))
+    run = read_run(run_of(tmp_path / "run", seconds=4.2))
     rate = needed_rate_of(plan_of(run, find_slice("v6e-16"), 1), run)
     assert 0.5 < rate < 1 and rate != device_of("v6e").matrix_efficiency
 

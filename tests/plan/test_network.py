@@ -10,7 +10,7 @@ from podway.catalog.slices import Slice, all_slices, find_slice
 from podway.errors import UserError
 from podway.model.layout import MeshShape
 from podway.plan.chips import HOP_SECONDS, device_of
-from podway.plan.network import boxes, dcn_reduce_seconds, place, tiles
+from podway.plan.network import boxes, dcn_reduce_seconds, group_of, place, tiles
 
 sides = st.sampled_from([1, 2, 4, 8, 12, 16])
 
@@ -114,3 +114,12 @@ def test_dcn_all_reduce_is_two_passes_over_a_chip_s_share_of_its_host() -> None:
     # 12.5 GB/s a host of 4 chips (docs/v5e): 3.125 GB/s a chip
     assert dcn_reduce_seconds(3.125e9, 2, device_of("v5e")) == pytest.approx(1.0)
     assert dcn_reduce_seconds(3.125e9, 32, device_of("v5e")) == pytest.approx(2 * 31 / 32)
+
+
+def test_an_exchange_of_all_with_all_is_bound_by_the_middle_of_its_longest_axis() -> None:
+    """Of 4x2 chips half of the bytes of four cross two links; the other axis runs beside it and takes half as long."""
+    device, bytes_each = device_of("v6e"), 8e8
+    box = group_of(8, (4, 2), (1, 1), (16, 16), (True, True), False)
+    assert box.exchange_seconds(bytes_each, device) == pytest.approx(4 * bytes_each / 2 / 2 / device.link_bandwidth)
+    line = group_of(8, (8, 1), (1, 1), (16, 16), (True, True), False)
+    assert line.exchange_seconds(bytes_each, device) == pytest.approx(4 * bytes_each / 2 / device.link_bandwidth)

@@ -24,6 +24,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # The attention kernel that it was compiled with: what is recorded does not follow the trainer's choice when that changes.
     block: int = 512
     fused: bool = False
+    # And with the flags that give exchanges to the SparseCores of v5p and v6e (train/flags.py); those for several axes came later.
+    sparsecore: bool = False
+    sparsecore_axes: bool = False
 
     @property
     def sizes(self) -> MeshShape:
@@ -42,7 +45,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             optimizer=self.optimizer,
             adapters=Adapters(rank=self.lora) if self.lora else None,
             offload=self.offload,
-            program=msgspec.structs.replace(PODWAY, attention_block=self.block, attention_fused=self.fused),
+            program=msgspec.structs.replace(
+                PODWAY,
+                attention_block=self.block,
+                attention_fused=self.fused,
+                sparsecore=PODWAY.sparsecore if self.sparsecore else (),
+                sparsecore_axes=self.sparsecore_axes,
+                reschedules=PODWAY.reschedules if self.sparsecore else (),
+            ),
         )
 
     @property
@@ -263,4 +273,65 @@ LATEST = (
     Cell(model="llama3.1-8b", slice="v5litepod-16", mesh="fsdp=8,tensor=2", batch=16),
     Cell(model="qwen2.5-7b", slice="v6e-16", mesh="fsdp=8,tensor=2", batch=32),
 )
-ALL = tuple(dict.fromkeys((*GRID, *TIMED, *LATEST)))
+
+
+def _tuned(cell: Cell) -> Cell:
+    """The same step with the attention kernel and the flags that the trainer chooses since 2026-11-16."""
+    generation = find_slice(cell.slice).generation
+    block = 2048 if generation == "v6e" and cell.seq >= 8192 else 1024
+    return msgspec.structs.replace(cell, block=block, fused=True, sparsecore=generation in ("v5p", "v6e"))
+
+
+# Steps of every generation and kind of axis again, with larger blocks, one backward kernel and SparseCores.
+TUNED = tuple(
+    _tuned(cell)
+    for cell in (
+        Cell(model="llama3.2-1b", slice="v6e-16", mesh="fsdp=8,tensor=2", batch=32, seq=2048),
+        Cell(model="llama3.2-1b", slice="v5p-16", mesh="fsdp=8", batch=32, seq=2048),
+        Cell(model="llama3.2-1b", slice="tpu7x-8", mesh="fsdp=8", batch=32, seq=2048),
+        Cell(model="llama3.2-1b", slice="v4-16", mesh="fsdp=8", batch=32, seq=2048),
+        Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=16", batch=32, seq=2048),
+        Cell(model="llama3.2-1b", slice="v6e-8", mesh="fsdp=4,context=2", batch=8, seq=8192),
+        Cell(model="llama3.2-1b", slice="v5p-16", mesh="fsdp=4,context=2", batch=8, seq=8192),
+        Cell(model="llama3.2-1b", slice="v6e-16", mesh="fsdp=16", batch=128, seq=2048, slices=4),
+        Cell(model="llama3.2-3b", slice="v5p-16", mesh="fsdp=8", batch=32, slices=2),
+        Cell(model="llama3.2-3b", slice="v6e-16", mesh="fsdp=16", batch=32, offload=_HOST),
+        Cell(model="llama3.2-3b", slice="v5p-16", mesh="fsdp=8", batch=32, offload=_HOST),
+        Cell(model="qwen1.5-moe-a2.7b", slice="v6e-16", mesh="fsdp=16", batch=32, seq=2048),
+        Cell(model="qwen1.5-moe-a2.7b", slice="v6e-16", mesh="fsdp=8,expert=2", batch=32, seq=2048),
+        Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=16", batch=32, seq=8192),
+        Cell(model="llama3.2-1b", slice="tpu7x-8", mesh="fsdp=4,tensor=2", batch=32),
+        Cell(model="llama3.2-3b", slice="v5p-16", mesh="fsdp=4,tensor=2", batch=16),
+        Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=16", batch=128, seq=2048, slices=4),
+        Cell(model="qwen3-8b", slice="v5p-32", mesh="fsdp=16", batch=32, remat="save_context"),
+        Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=16", batch=64, slices=2, remat="save_context"),
+        Cell(model="llama3.1-8b", slice="v4-64", mesh="fsdp=32", batch=64),
+        Cell(model="llama3.1-8b", slice="v5litepod-16", mesh="fsdp=8,tensor=2", batch=16),
+        Cell(model="mixtral-8x7b", slice="v5p-128", mesh="fsdp=8,expert=8", batch=64),
+        Cell(model="mixtral-8x7b", slice="v6e-256", mesh="fsdp=32,expert=8", batch=2048),
+        Cell(model="mixtral-8x7b", slice="v6e-64", mesh="fsdp=64", batch=64),
+        Cell(model="mixtral-8x7b", slice="v5p-128", mesh="fsdp=64", batch=128),
+        Cell(model="llama3.1-8b", slice="v5p-128", mesh="fsdp=64", batch=128, seq=8192),
+        Cell(model="llama3.2-3b", slice="tpu7x-16", mesh="fsdp=16", batch=64, remat="save_context"),
+        Cell(model="qwen1.5-moe-a2.7b", slice="tpu7x-16", mesh="fsdp=16", batch=32, seq=2048),
+        Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=4,tensor=4", batch=16, seq=8192),
+        Cell(model="16b", slice="v5litepod-256", mesh="fsdp=256", batch=1536, seq=2048),
+    )
+)
+# What the planner proposed first for the jobs of docs/aot.md, with the flags for several axes too.
+PLANNED = tuple(
+    msgspec.structs.replace(_tuned(cell), sparsecore_axes=True)
+    for cell in (
+        Cell(model="llama3.1-8b", slice="v6e-16", mesh="fsdp=16", batch=48, seq=8192, remat="save_context"),
+        Cell(model="llama3.1-70b", slice="v6e-256", mesh="fsdp=256", batch=1280, seq=8192, offload=_HOST),
+        Cell(
+            model="llama3.1-8b", slice="v5p-128", mesh="fsdp=64", batch=256, seq=8192, remat="minimal", microbatches=2
+        ),
+        Cell(model="mixtral-8x7b", slice="v5p-128", mesh="fsdp=64", batch=256, remat="save_all_but_mlp"),
+        Cell(model="qwen3-30b-a3b", slice="v5p-64", mesh="fsdp=32", batch=128, remat="minimal"),
+        Cell(model="mixtral-8x7b", slice="v6e-256", mesh="fsdp=256", batch=3072, offload=_HOST),
+        Cell(model="llama3.1-8b", slice="v6e-64", mesh="fsdp=64", batch=320, seq=8192),
+        Cell(model="llama3.1-70b", slice="v6e-64", mesh="fsdp=64", batch=128, seq=8192, offload=_HOST),
+    )
+)
+ALL = tuple(dict.fromkeys((*GRID, *TIMED, *LATEST, *TUNED, *PLANNED)))

@@ -81,6 +81,7 @@ step_options = options(
     click.option("--opt-dtype", type=click.Choice(list(DTYPES)), default="fp32", help="Of the optimizer's moments."),
     click.option("--param-dtype", type=click.Choice(list(DTYPES)), default="fp32", help="Of the stored weights."),
     click.option("--slices", type=click.IntRange(min=1), metavar="N", help="Slices joined by the data-centre network."),
+    click.option("--state-over-slices", is_flag=True, help="Slices share weights and moments instead of copying them."),
 )
 program_option = click.option(
     "--program",
@@ -95,12 +96,19 @@ seq_option = click.option(
 
 
 def precision_of(asked: dict[str, Any]) -> dict[str, Any]:
-    """The optimizer and the types that numbers are kept in."""
+    """The optimizer, the types that numbers are kept in, and whether slices share them."""
     optimizer: Optimizer = asked["optimizer"]
     moments: Dtype = DTYPES[asked["opt_dtype"]]  # type: ignore[assignment]
     params: Dtype = DTYPES[asked["param_dtype"]]  # type: ignore[assignment]
     compute: Compute = "bfloat16" if asked["compute"] == "bf16" else asked["compute"]
-    return {"optimizer": optimizer, "moments": moments, "params": params, "compute": compute}
+    shared = asked["state_over_slices"]
+    return {
+        "optimizer": optimizer,
+        "moments": moments,
+        "params": params,
+        "compute": compute,
+        "state_over_slices": shared,
+    }
 
 
 def _mesh_of(text: str, devices: int | None, slices: int | None) -> MeshShape:

@@ -20,6 +20,7 @@ def finetune_template(
     moments: Dtype = "float32",
     params: Dtype = "float32",
     compute: Compute = "bfloat16",
+    state_over_slices: bool = False,
 ) -> Training:
     """What is trained, and how."""
     if int8_base and rank is None:
@@ -27,5 +28,6 @@ def finetune_template(
     base: Literal["bfloat16", "int8"] = "int8" if int8_base else "bfloat16"
     adapters = None if rank is None else Adapters(rank=rank, base=base)
     return Training(
-        seq=1, batch=1, optimizer=optimizer, moments=moments, params=params, compute=compute, adapters=adapters
-    )
+        seq=1, batch=1, optimizer=optimizer, moments=moments, params=params, compute=compute, adapters=adapters,
+        state_over_slices=state_over_slices,
+    )  # fmt: skip

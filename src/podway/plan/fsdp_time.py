@@ -10,6 +10,7 @@ Counted in programs that libtpu 0.0.51 makes of Podway's step; docs/planning.md 
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from podway.model.layout import MeshShape
 from podway.plan.chips import VMEM_BYTES, Device
 from podway.plan.network import Group, MeshPlacement
-from podway.plan.training import COMPUTE_BYTES, Training
+from podway.plan.training import COMPUTE_BYTES, Exchange, Training
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,7 @@ class ProductTime(NamedTuple):
     forward: float
     gradient: float
     grouped: bool = False  # of experts: its gradient is made whole, and waited for
+    last: bool = False  # its gradient is among the last of a layer: of queries, keys and values
 
 
 # Generations whose gathers are pieces of the product before them (the flag `fuse_all_gather`, which libtpu refuses elsewhere): forward each
@@ -59,7 +61,10 @@ def fsdp_traffic(
     gathers = [placement.fsdp.gather_seconds(each * one.weights, device) for one in products]
     gather = sum(gathers)
     waits = 2 * gather
-    if (device.generation, "gather") in training.program.beside:
+    # Matrices of experts, nearly all of a layer's bytes, are needed one right after the other: over several axes most of that is waited
+    # for (0.19 s of 0.36 for Mixtral 8x7B on v5p-128; all of it is counted).
+    experts = any(one.grouped for one in products)
+    if _runs_beside("gather", mesh, training, device, axes=not experts):
         # The first matrix of each pass has nothing before it to be gathered beside: the compiled loop waits for it.
         ahead = max(gathers[0], gather - sum(one.forward for one in products))
         if device.generation in _FUSED_GATHERS:
@@ -71,18 +76,56 @@ def fsdp_traffic(
         size = training.program.gradient_bytes
         seconds = _sum_seconds(training, device, placement, size * times * sum(one.weights for one in products))
         exposed = seconds
-        if (device.generation, "reduce") in training.program.beside:
+        if _runs_beside("reduce", mesh, training, device):
             exposed = max(0.0, seconds - times * backward)
+        if _on_sparsecore("reduce", mesh, training, device):
+            each_sum = [_sum_seconds(training, device, placement, size * one.weights) for one in products]
+            exposed = max(exposed, times * _scatter_waits(products, each_sum))
         if _ringed(training, device, mesh):
             whole = _one_ring(mesh)
             exposed = times * sum(
                 _sum_seconds(training, device, placement, size * one.weights)
                 if one.grouped
+                else placement.fsdp.reduce_seconds(size * one.weights, device)
+                if whole and device.rings_of_all and size * one.weights / mesh.fsdp <= _LEAST_PIECE
                 else _ring_waits(one, size * one.weights, placement.fsdp, device, whole=whole)
                 for one in products
             )
         found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=exposed))
     return found
+
+
+def _scatter_waits(products: Sequence[ProductTime], sums: Sequence[float]) -> float:
+    """What a layer waits for scatters that a SparseCore runs, at least.
+
+    A turn of the loop ends when its exchanges have: those that begin last, of queries, keys and values, have nothing to run beside.
+    (0.135 s of 1.6 in the compiled step of Llama 3.1 70B on v6e-64, 0.02 s of 0.17 of 8B.) Gradients of experts are made one after the
+    other: each is scattered beside the next product, and the last one is waited for. (0.17 s of 0.54 for Mixtral 8x7B on v5p-128 and
+    on v6e-256; 0.44 s of 0.68 for Qwen3 30B-A3B on v5p-64, whose products are shorter.)
+    """
+    waits = sum(seconds for one, seconds in zip(products, sums, strict=True) if one.last)
+    experts = [(seconds, one.gradient) for one, seconds in zip(products, sums, strict=True) if one.grouped]
+    waits += sum(max(0.0, seconds - product) for (seconds, _), (_, product) in pairwise(experts))
+    return waits + (experts[-1][0] if experts else 0.0)
+
+
+def _runs_beside(exchange: Exchange, mesh: MeshShape, training: Training, device: Device, *, axes: bool = True) -> bool:
+    """Whether the compiled program runs the layers' gathers, or their sums, beside its products. `axes`: over several axes too."""
+    program = training.program
+    return (device.generation, exchange) in program.beside or _on_sparsecore(
+        exchange, mesh, training, device, axes=axes
+    )
+
+
+def _on_sparsecore(
+    exchange: Exchange, mesh: MeshShape, training: Training, device: Device, *, axes: bool = True
+) -> bool:
+    if device.generation not in training.program.sparsecore:
+        return False
+    if exchange == "reduce":
+        return not _ringed(training, device, mesh)
+    one_axis = device.rings_of_all and mesh.chips // mesh.slices <= _RING_OF_ALL
+    return one_axis or (axes and training.program.sparsecore_axes)
 
 
 def _ringed(training: Training, device: Device, mesh: MeshShape) -> bool:
@@ -91,6 +134,10 @@ def _ringed(training: Training, device: Device, mesh: MeshShape) -> bool:
     return ringed and training.program.gradients == "rings"
 
 
+# Bytes of the piece of a gradient that a device keeps, from which on libtpu 0.0.51 makes a ring of it on v6e; smaller ones it all-reduces,
+# and nothing runs beside that. (Rings with pieces of 5.3 to 8.4 MB: the MLPs of Llama 3.1 8B on v6e-16, Gemma 2 2B on v6e-8 and Llama 3.2
+# 1B with fsdp=4; none with 4.2 MB and less: Llama 3.2 1B on v6e-8, 1B and 3B on v6e-16, attention's matrices of 8B.)
+_LEAST_PIECE = 4 * 2**20
 # Chips of a v5e or v6e slice whose devices jax puts in the order of one closed ring (`mesh_utils`): 2x4 and 4x4.
 _RING_OF_ALL = 16
 
@@ -154,7 +201,9 @@ def head_traffic(
     ends = placement.fsdp.gather_seconds(COMPUTE_BYTES * head, device)
     # Where rings carry the layers' gradients, nothing runs beside the output matrix, and its gradient is all-reduced.
     alone = _ringed(training, device, mesh) and (_one_ring(mesh) or placement.fsdp.rings[0].size > 2)
-    beside = (device.generation, "gather") in training.program.beside and not alone
+    beside = _on_sparsecore("gather", mesh, training, device) or (
+        (device.generation, "gather") in training.program.beside and not alone
+    )
     found.append(Traffic(axis="fsdp", direction="gather", seconds=ends, exposed=0.0 if beside else ends))
     if training.adapters is None:
         moved = training.program.gradient_bytes * head
@@ -164,7 +213,7 @@ def head_traffic(
             if at_once
             else (1 + alone) * _sum_seconds(training, device, placement, moved)
         )
-        beside = (device.generation, "reduce") in training.program.beside and not alone
+        beside = _runs_beside("reduce", mesh, training, device) and not alone
         found.append(Traffic(axis="fsdp", direction="reduce", seconds=seconds, exposed=0.0 if beside else seconds))
     return found
 

@@ -123,7 +123,7 @@ def train_memory(
         host_limit=host_limit,
     )
     if _TIGHT * whole < first.total < _HOPELESS * whole:
-        temp = _tight_temp(shape, mesh.tensor, mesh.expert, cut, step, tokens, flow.loss, device)
+        temp = _tight_temp(shape, mesh.tensor, mesh.expert, mesh.context, cut, step, tokens, flow.loss, device)
         return msgspec.structs.replace(first, temp=temp)
     return first
 
@@ -163,7 +163,7 @@ def _flow_of(
         + outside / shape.layers * (2 if shape.block == "parallel" else 1)
     )
     logits = loss_bytes(shape, tensor, cut, step, tokens, loss, device)
-    temp = backward_bytes(shape, tensor, expert, cut, step, tokens, loss, device, tight=False)
+    temp = backward_bytes(shape, tensor, expert, context, cut, step, tokens, loss, device, tight=False)
     return _Flow(outside, saved, logits, temp, loss)
 
 
@@ -172,6 +172,7 @@ def _tight_temp(
     shape: ModelShape,
     tensor: int,
     expert: int,
+    context: int,
     cut: Cut,
     step: Training,
     tokens: float,
@@ -179,7 +180,7 @@ def _tight_temp(
     device: Device | None,
 ) -> float:
     """The working set where there is little room."""
-    return backward_bytes(shape, tensor, expert, cut, step, tokens, loss, device, tight=True)
+    return backward_bytes(shape, tensor, expert, context, cut, step, tokens, loss, device, tight=True)
 
 
 def _whole_sum(shape: ModelShape, mesh: MeshShape, training: Training, device: Device | None) -> float:
@@ -213,13 +214,22 @@ def _state(shape: ModelShape, mesh: MeshShape, training: Training) -> tuple[floa
         if training.adapters.base == "int8":
             frozen -= (COMPUTE_BYTES - 1) * _held_matrices(shape, mesh.fsdp, mesh.expert, mesh.tensor)
     copies = COMPUTE_BYTES if training.program.casts_once and stored != COMPUTE_BYTES else 0
+    kept, split = trained, state_shards(mesh, training)
+    if split > mesh.fsdp:  # a step's weights are gathered from all slices at its beginning
+        kept = float(held_params(shape, split, mesh.expert, mesh.tensor))
+        copies = COMPUTE_BYTES
     if training.optimizer == "adamw":
-        moments = 2 * trained * BYTES[training.moments]
+        moments = 2 * kept * BYTES[training.moments]
     elif training.adapters is not None:
         moments = 0.0  # a row and a column of a thin matrix
     else:
-        moments = BYTES["float32"] * factored_params(shape, mesh.fsdp, mesh.expert, mesh.tensor)
-    return frozen + trained * (stored + copies), moments, trained * gradient_bytes(training)
+        moments = BYTES["float32"] * factored_params(shape, split, mesh.expert, mesh.tensor)
+    return frozen + kept * stored + trained * copies, moments, trained * gradient_bytes(training)
+
+
+def state_shards(mesh: MeshShape, training: Training) -> int:
+    """Into how many parts weights and moments are cut beside expert and tensor groups: over the slices too where these share them."""
+    return mesh.fsdp * mesh.slices if training.state_over_slices else mesh.fsdp
 
 
 def gradient_bytes(training: Training) -> float:

@@ -105,7 +105,7 @@ def search_train(shape: ModelShape, options: PlanOptions, candidates: Sequence[S
         for number in counts[:1] if unjoined else counts:
             found, near = _on(shape, options, slice, number, thorough=len(distinct) == 1)
             if not found:
-                alone = _least_state(shape, options, slice) > device_of(slice.generation).hbm_limit
+                alone = _least_state(shape, options, slice, number) > device_of(slice.generation).hbm_limit
                 where = slice.accelerator_type
                 rejected.append(
                     Rejected(slice=where, slices=number, reason=near.reason, excess=near.excess, state_alone=alone)
@@ -229,7 +229,7 @@ def _on(
             if thorough:  # the only slice there is
                 raise
             return [], _Near(why=error.what)
-    missing = _least_state(shape, options, slice) - device.hbm_limit
+    missing = _least_state(shape, options, slice, number) - device.hbm_limit
     if missing > 0:
         return [], _Near(missing, f"OOM by {missing / GIB:.1f} GiB in weights and optimizer state alone")
     plans: list[TrainPlan] = []
@@ -256,13 +256,14 @@ def _on(
     return plans, closest
 
 
-def _least_state(shape: ModelShape, options: PlanOptions, slice: Slice) -> float:
-    """Bytes of weights, moments and gradients on a device if everything were split over the slice."""
+def _least_state(shape: ModelShape, options: PlanOptions, slice: Slice, number: int) -> float:
+    """Bytes of weights, moments and gradients on a device if everything were split over the slice, or over all that share them."""
     template = options.template or Training(seq=1, batch=1)
     if template.adapters is not None:
         return count(shape) / slice.devices * BYTES[template.adapters.base]
     moments = 2 * BYTES[template.moments] if template.optimizer == "adamw" else 0.0
-    return count(shape) / slice.devices * (2 * BYTES[template.params] + moments)
+    shared = number if template.state_over_slices else 1
+    return count(shape) / slice.devices * (BYTES[template.params] + (BYTES[template.params] + moments) / shared)
 
 
 def _meshes(shape: ModelShape, options: PlanOptions, slice: Slice, number: int) -> list[list[MeshShape]]:

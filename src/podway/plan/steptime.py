@@ -29,7 +29,7 @@ from podway.plan.chips import (
 )
 from podway.plan.fsdp_time import ProductTime, Traffic, fsdp_traffic, head_traffic, ring_sums
 from podway.plan.kernels import blocks_of
-from podway.plan.memory import adapter_params, held_params, saved_bytes_per_token
+from podway.plan.memory import adapter_params, held_params, saved_bytes_per_token, state_shards
 from podway.plan.network import MeshPlacement, dcn_reduce_seconds
 from podway.plan.products import dispatch_seconds, head_product, layer_products, needed_again, widths
 from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training, spare_rows
@@ -89,6 +89,7 @@ class _Layer(NamedTuple):
     backward: float
     attention: float  # of both
     hbm: float
+    until_attention: float  # of the forward pass: norm, queries, keys and values
     products: tuple[ProductTime, ...]  # of each matrix, in the order of the forward pass
 
 
@@ -105,18 +106,22 @@ def step_time(
     for kind in layer_kinds(shape):
         times = training.microbatches * kind.layers
         layer = _layer(kind, mesh.tensor, mesh.expert, mesh.context, step, device, tokens)
-        traffic += _traffic(kind, mesh, training, device, placement, layer, tokens)
+        found = _traffic(kind, mesh, training, device, placement, layer, tokens)
+        traffic += found
         spent["matrix"] += times * (layer.forward + layer.backward - layer.attention)
         spent["attention"] += times * layer.attention
         spent["hbm"] += times * (layer.hbm + ring_sums(layer.products, mesh, training, device, placement.fsdp))
         spent["relayout"] += times * (_relayout(kind, mesh, training, device) if misaligned(kind, mesh) else 0.0)
-        spent["host"] += times * _host(kind, mesh, training, device, tokens, layer)
+        gathers = sum(one.exposed for one in found if (one.axis, one.direction) == ("fsdp", "gather")) / (2 * times)
+        spent["host"] += times * _host(kind, mesh, training, device, tokens, layer, gathers)
     data = placement.data.reduce_seconds(reduced, device)
     if data:
         traffic.append(Traffic(axis="data", direction="reduce", seconds=data, exposed=data))
     spent["matrix"] += training.microbatches * loss
     spent["hbm"] += training.microbatches * (loss_hbm + _stacking(shape, mesh, training, device, tokens)) + update
-    dcn = dcn_reduce_seconds(reduced, mesh.slices, device)
+    # Gradients all-reduced; or, where slices share the state, scattered, and weights gathered.
+    moved = reduced if not training.state_over_slices else (reduced + COMPUTE_BYTES * _held(shape, mesh)) / 2
+    dcn = dcn_reduce_seconds(moved, mesh.slices, device)
     one = StepTime(traffic=_summed(traffic), dcn=dcn, straggler=0.0, **spent)
     waits = one.total * STRAGGLER_LOSS_PER_DOUBLING * log2(mesh.slices)
     return msgspec.structs.replace(one, straggler=waits)
@@ -158,7 +163,8 @@ def _layer(
         gradient *= trained
         forward += once
         backward += once * (product.name in again) + back + gradient
-        each.append(ProductTime(float(product.weights), once, gradient, product.name.startswith("experts")))
+        routed, last = product.name.startswith("experts"), product.saved_as == "qkv"
+        each.append(ProductTime(float(product.weights), once, gradient, routed, last))
     dispatch = dispatch_seconds(shape, training, device, tokens)
     forward += dispatch
     backward += dispatch * (2 + ("mlp_in" not in training.saved))
@@ -168,6 +174,7 @@ def _layer(
         backward=backward + back,
         attention=ahead + back,
         hbm=tokens * _elementwise_bytes(shape, tensor, expert, training) / device.hbm_bandwidth,
+        until_attention=sum(one.forward for one in each if one.last),
         products=tuple(each),
     )
 
@@ -210,16 +217,41 @@ def _mean_attention(shape: ModelShape, seq: int, context: int, program: Program,
     return ahead / shape.layers, back / shape.layers
 
 
+# Where the scheduler begins transfers early, those of a layer come back beside this part of the backward pass of the one after it: from
+# attention's gradients on (Llama 3.2 3B on v6e-16; 3.1 70B on v6e-64 and v6e-256 wait for none of them).
+_FETCHED_BESIDE = 0.5
+
+
 def _host(
-    shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float, layer: _Layer
+    shape: ModelShape,
+    mesh: MeshShape,
+    training: Training,
+    device: Device,
+    tokens: float,
+    layer: _Layer,
+    gathers: float,
 ) -> float:
-    """What a layer's transfers to host memory take beyond the part of its forward pass that they run beside; likewise those back."""
+    """What a layer's transfers to host memory take beyond the part of its forward pass that they run beside; likewise those back.
+
+    `gathers`: what a pass waits for its weights. Where transfers begin early, all that a layer has kept goes out from the beginning of the
+    next one; all but attention's result must be out before that one's attention begins, so gathers and the products of queries,
+    keys and values are beside it.
+    """
     if not training.offload:
         return 0.0
-    moved = tokens * saved_bytes_per_token(shape, mesh, training.offload) / shape.layers
-    seconds = moved / device.host_bandwidth
+
+    def seconds_of(names: tuple[str, ...]) -> float:
+        return tokens * saved_bytes_per_token(shape, mesh, names) / shape.layers / device.host_bandwidth
+
+    seconds = seconds_of(training.offload)
+    if device.generation in training.program.reschedules:
+        before = seconds_of(tuple(name for name in training.offload if name not in ("context", "attn_out", "mlp_in")))
+        first = max(0.0, before - gathers - layer.until_attention)
+        rest = max(0.0, seconds - first - gathers - layer.forward - layer.hbm / 4)
+        back = max(0.0, seconds - _FETCHED_BESIDE * (layer.backward + 3 * layer.hbm / 4))
+        return first + rest + back
     ahead, back = training.program.host_beside
-    passes = (ahead * (layer.forward + layer.hbm / 4), back * (layer.backward + 3 * layer.hbm / 4))
+    passes = (ahead * (layer.forward + layer.hbm / 4 + gathers), back * (layer.backward + 3 * layer.hbm / 4 + gathers))
     return sum(max(0.0, seconds - beside) for beside in passes)
 
 
@@ -260,14 +292,21 @@ def _loss(shape: ModelShape, tensor: int, device: Device, tokens: float, *, trai
 
 def _update(shape: ModelShape, mesh: MeshShape, training: Training, device: Device) -> tuple[float, float]:
     """Time of the optimizer, which streams its state through HBM, and bytes of gradient that replicas agree on."""
-    trained = float(held_params(shape, mesh.fsdp, mesh.expert, mesh.tensor))
-    stored = BYTES[training.params]
+    trained, stored = _held(shape, mesh), BYTES[training.params]
     if training.adapters is not None:
         trained, stored = float(adapter_params(shape, training.adapters)), BYTES["float32"]
     gradient = BYTES["float32"] if training.microbatches > 1 else float(training.program.gradient_bytes)
     # Read and write weights and moments; read the gradient twice (clipping by the norm of all of it comes first).
     moments = 4 * BYTES[training.moments] if training.optimizer == "adamw" else 2 * stored
-    return trained * (2 * stored + moments + 2 * gradient) / device.hbm_bandwidth, trained * gradient
+    kept = trained
+    if training.state_over_slices:
+        kept = float(held_params(shape, state_shards(mesh, training), mesh.expert, mesh.tensor))
+    return kept * (2 * stored + moments + 2 * gradient) / device.hbm_bandwidth, trained * gradient
+
+
+def _held(shape: ModelShape, mesh: MeshShape) -> float:
+    """Parameters on a device, as a step uses them."""
+    return float(held_params(shape, mesh.fsdp, mesh.expert, mesh.tensor))
 
 
 def _traffic(
@@ -285,8 +324,12 @@ def _traffic(
     stream = COMPUTE_BYTES * tokens * shape.d_model
     if mesh.tensor > 1:
         both = _tensor_traffic(shape, mesh, training, device, placement, stream)
+        beside = 0.0
+        if _sparsecore_exchanges(training, device):
+            beside = _branches(shape) * placement.tensor.gather_seconds(stream, device)
         for direction, each in zip(("gather", "reduce"), both, strict=True):
-            found.append(Traffic(axis="tensor", direction=direction, seconds=times * each, exposed=times * each))
+            waits = times * (each - beside)
+            found.append(Traffic(axis="tensor", direction=direction, seconds=times * each, exposed=waits))
     if mesh.context > 1:
         # Keys and values of the whole sequence come to every device; their gradients go back, all-reduced and then cut.
         pairs = COMPUTE_BYTES * tokens * mesh.context * (shape.d_head + shape.d_value) * _kv_heads(shape, mesh.tensor)
@@ -323,20 +366,28 @@ _RINGS_ON = ("v5e", "v5p", "v6e")
 _RINGS = {"sequential": (8 / 3, 1.0, 11 / 3), "parallel": (11 / 3, 0.0, 20 / 3)}
 
 
+def _sparsecore_exchanges(training: Training, device: Device) -> bool:
+    """Whether SparseCores gather and scatter the stream of a tensor group.
+
+    What the backward pass exchanges for itself, once a branch each way, then runs beside the products that make weight gradients. So on
+    v5p, whose flags make no rings: of 0.18 s of Llama 3.2 3B with tensor=2, 0.10 s is waited for.
+    """
+    return device.generation == "v5p" and device.generation in training.program.sparsecore
+
+
 def _tensor_traffic(
     shape: ModelShape, mesh: MeshShape, training: Training, device: Device, placement: MeshPlacement, stream: float
 ) -> tuple[float, float]:
     """Seconds that a layer gathers the stream over its tensor group, and that it sums."""
     gathers, scatters = _tensor_exchanges(shape, training)
     once = placement.tensor.gather_seconds(stream, device)
-    if training.program.gradients != "rings":
+    if training.program.gradients != "rings" or _sparsecore_exchanges(training, device):
         return gathers * once, scatters * once
     ringed = device.generation == "v5e" or (device.generation in _RINGS_ON and len(placement.tensor.rings) == 1)
     if not ringed or mesh.tensor < 4:
-        return (
-            gathers * once,
-            scatters * 2 * once,
-        )  # the compiler makes all-reduces of the sums, and cuts what they give
+        # The compiler makes all-reduces of the sums, and cuts what they give, but where a SparseCore scatters them.
+        scattered = device.generation in training.program.sparsecore
+        return gathers * once, scatters * (1 if scattered else 2) * once
     ahead, again, back = _RINGS["parallel" if shape.block == "parallel" else "sequential"]
     rings = ahead + back + (0.0 if "mlp_in" in training.saved else again)
     ring = stream * (mesh.tensor - 1) / mesh.tensor / device.link_bandwidth
@@ -361,13 +412,17 @@ def _ends_traffic(
     return found
 
 
+def _branches(shape: ModelShape) -> int:
+    return 1 if shape.block == "parallel" else 2
+
+
 def _tensor_exchanges(shape: ModelShape, training: Training) -> tuple[int, int]:
     """How often a layer gathers the stream over a tensor group, and how often it scatters a sum, both ways.
 
     Forward: a gather before each branch (one for both of a parallel block), a scatter after it. Computed again: the
     gathers, and the scatter of attention where the MLP stands on it. Backward: the mirror image of forward.
     """
-    branches = 1 if shape.block == "parallel" else 2
+    branches = _branches(shape)
     saved = training.saved
     again_gathers = (0 if "qkv" in saved else 1) + (0 if "mlp_in" in saved else 1)
     again_gathers = min(again_gathers, branches)

@@ -203,7 +203,8 @@ def training_of(settings: Mapping[str, str], devices: int, slices: int = 1) -> t
         optimizer="adafactor" if settings.get("optimizer.kind") == "adafactor" else "adamw",
         params="bfloat16" if settings.get("precision.weights") == "bfloat16" else "float32",
         moments="bfloat16" if settings.get("optimizer.moments") == "bfloat16" else "float32",
-        adapters=_adapters(settings),
+        adapters=(adapters := _adapters(settings)),
+        state_over_slices=adapters is None and settings.get("mesh.state_over_slices", "").lower() == "true",
         program=_program(settings),
     )
     return mesh, training

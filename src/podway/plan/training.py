@@ -59,6 +59,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     beside: tuple[tuple[str, Exchange], ...] = (
         ("v5e", "gather"), ("v5e", "reduce"), ("tpu7x", "gather"), ("tpu7x", "reduce"),
     )  # fmt: skip
+    # Generations whose flags (podway.train.flags) give exchanges to the SparseCores, which run them beside the products: scatters of
+    # gradients, also of a tensor group, and gathers of weights. Counted in programs of libtpu 0.0.51.
+    sparsecore: tuple[str, ...] = ()
+    # Whether that holds for gathers over several axes of the torus; without the flags for it only those of v6e slices of up to 16 chips.
+    sparsecore_axes: bool = False
+    # Generations whose flags let the scheduler begin transfers from host memory earlier, and look for less memory a second time.
+    reschedules: tuple[str, ...] = ()
     # The part of a layer's forward and of its backward pass that transfers to and from host memory run beside. Podway's compiled loop
     # writes at the beginning of the next layer and waits after 0.17 of it; it fetches in the last quarter of a layer (Llama 3.2 3B
     # on v6e-16, libtpu 0.0.51).
@@ -100,8 +107,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 PODWAY = Program(
-    name="podway", gathers_bytes=True, quantises_once=True, attention_block=None, attention_fused=None
-)  # podway.train: sharding.py, step.py, loss.py
+    name="podway", gathers_bytes=True, quantises_once=True, attention_block=None, attention_fused=None,
+    sparsecore=("v5p", "v6e"), sparsecore_axes=True, reschedules=("v6e",),
+)  # fmt: skip # podway.train: sharding.py, step.py, loss.py
 # MaxText of October 2023, which the 16B-128B table was measured with: a kernel without causal skipping; gradients
 # all-reduced whole, in float32 (1.34 GB for a matrix of 10240 x 32768), and then sliced; all logits at once. Facts:
 # MaxText @5ebcd67fe, and its program compiled with libtpu 0.0.51.
@@ -167,6 +175,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     params: Dtype = "float32"
     moments: Dtype = "float32"  # AdamW's two; Adafactor's are a row and a column, always float32
     adapters: Adapters | None = None
+    state_over_slices: bool = (
+        False  # slices share weights and moments, instead of each having a copy (`mesh.state_over_slices`)
+    )
     program: Program = PODWAY
 
     def __post_init__(self) -> None:
@@ -183,6 +194,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
                 raise UserError(f"offload {name!r} is not known", f"use names of {', '.join(OFFLOADABLE)}")
         if self.compute != "bfloat16" and self.adapters is not None:
             raise UserError(f"{self.compute} products with LoRA are not planned", "leave --compute out")
+        if self.state_over_slices and self.adapters is not None:
+            raise UserError("LoRA whose slices share the state is not planned", "leave --state-over-slices out")
 
     @property
     def tokens(self) -> int:

@@ -95,6 +95,7 @@ def backward_bytes(
     shape: ModelShape,
     tensor: int,
     expert: int,
+    context: int,
     cut: Cut,
     training: Training,
     tokens: float,
@@ -111,7 +112,9 @@ def backward_bytes(
     at_end = shape.embedding.tied or wide or (device is not None and device.end_sum)
     at_end = at_end and training.program.gradients == "rings"
     held = 0.0
-    if training.adapters is None and (late or (at_end and not tight)):
+    # A scheduler that looks for less memory a second time lets nothing wait then.
+    again = tight and device is not None and device.generation in training.program.reschedules
+    if training.adapters is None and ((late and not again) or (at_end and not tight)):
         # The gradient of the output matrix waits as well: for that of the embedding, if it is the same matrix, or to be summed over
         # devices at the end of the step.
         head, once = loss.head, loss.parts == 1 and training.program.casts_once
@@ -129,6 +132,7 @@ def backward_bytes(
         residuals=residuals,
         tight=tight,
         wide=wide,
+        parts=_parts_of_dq(shape, context, training, device),
     )
     layers = _layers(shape, cut.uneven, tensor, expert, how)
     return held + COMPUTE_BYTES * max(weights + tokens * flow for weights, flow in layers)
@@ -145,6 +149,7 @@ class _How(NamedTuple):
     residuals: bool  # the attention kernel's sums wait, in float32 and a row of lanes each
     tight: bool  # there is little room, and nothing waits
     wide: bool  # gradients of experts are float32
+    parts: int  # in which one backward kernel writes the gradient of the queries, to be summed
 
 
 @lru_cache(maxsize=4096)
@@ -197,8 +202,19 @@ def _flow_width(shape: ModelShape, tensor: int, expert: int, how: _How) -> float
         stream = 4.0 if how.alone or tensor > 4 else 7.0 if tensor == 1 else 8.75  # halves of pieces, in rings
     elif how.alone and tensor > 1:
         stream = 8.0
-    turned = 7 * heads if shape.rope is not None else 2 * heads
+    # Or attention's gradient comes in parts of the queries' size, beside queries and its own sum.
+    turned = max(7 if shape.rope is not None else 2, how.parts + 2 if how.parts else 0) * heads
     return stream * shape.d_model + (mlp + waiting + turned if how.late else max(mlp + waiting, turned))
+
+
+def _parts_of_dq(shape: ModelShape, context: int, training: Training, device: Device | None) -> int:
+    """Blocks of keys for each of which one backward kernel writes a part; none where there are two kernels."""
+    if device is None:
+        return 0
+    size, fused = training.program.attention_blocks(
+        device.generation, seq=training.seq, context=context, d_head=shape.d_head, window=shape.layer_windows[0]
+    )
+    return training.seq // size if fused else 0
 
 
 def _mlp_tensors(shape: ModelShape, how: _How) -> float:

@@ -84,6 +84,8 @@ def training_settings(mesh: MeshShape, training: Training) -> tuple[str, ...]:
         words.append(f"model.attention_block={program.attention_block}")
     if program.attention_fused is not None:
         words.append(f"model.attention_fused={str(program.attention_fused).lower()}")
+    if training.state_over_slices:
+        words.append("mesh.state_over_slices=true")
     if mesh.tile is not None:
         words.append(f"mesh.tile=[{','.join(map(str, mesh.tile))}]")
     if training.offload:
