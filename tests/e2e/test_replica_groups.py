@@ -86,6 +86,11 @@ def routed(pod: Podway) -> bool:
     return all(set(one.workers) == workers for one in routers)
 
 
+def revisions(pod: Podway) -> set[int]:
+    """Of the replicas that are ready."""
+    return {one.revision for one in pod.client.service("web").replicas if one.state == "READY"}
+
+
 def ask(pod: Podway) -> list[str]:
     """What all workers of one request said, through the gateway, which holds it while nothing can answer."""
     running = running_gateway(pod.home / "gateway")
@@ -139,10 +144,11 @@ def test_prefill_and_decode_behind_their_router(pod: Podway) -> None:
 
     kept = {one.number for one in of_group(pod, "prefill") + of_group(pod, "0")}
     assert pod.client.apply_service(file(PD, then="later")).change == "roll"
-    wait_until(lambda: ask(pod) == ["first", "later"], 120, "the new decode worker")
+    wait_until(lambda: revisions(pod) == {2}, 120, "the new decode worker")
     settled(pod)
+    assert ask(pod) == ["first", "later"]
     assert {one.number for one in of_group(pod, "prefill") + of_group(pod, "0")} == kept
-    assert {one.revision for one in pod.client.service("web").replicas if one.state == "READY"} == {2}
+    assert revisions(pod) == {2}
     with pytest.raises(UserError, match="no canary"):
         pod.client.apply_service(file(PD, then="last"), canary=0.1)
     ended(pod)
