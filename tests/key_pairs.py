@@ -8,12 +8,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from podway.certificates import KeyPair
+from podway.certificates import TlsKeyPair
 
 DAY = datetime.timedelta(days=1)
 
 
-def key_pair(*names: str, begins: int = -1, days: int = 30, passphrase: bytes | None = None) -> KeyPair:
+def key_pair(*names: str, begins: int = -1, days: int = 30, passphrase: bytes | None = None) -> TlsKeyPair:
     """For host names and addresses; `begins`: in so many days from now, for `days` days."""
     key = ec.generate_private_key(ec.SECP256R1())
     start = datetime.datetime.now(datetime.UTC) + begins * DAY
@@ -31,7 +31,7 @@ def key_pair(*names: str, begins: int = -1, days: int = 30, passphrase: bytes | 
     )
     how = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    return KeyPair(certificate=made.public_bytes(pem).decode(), key=key.private_bytes(pem, pkcs8, how).decode())
+    return TlsKeyPair(certificate=made.public_bytes(pem).decode(), key=key.private_bytes(pem, pkcs8, how).decode())
 
 
 def _name(text: str) -> x509.GeneralName:
@@ -41,7 +41,7 @@ def _name(text: str) -> x509.GeneralName:
         return x509.DNSName(text)
 
 
-def write_pair(folder: Path, pair: KeyPair) -> None:
+def write_pair(folder: Path, pair: TlsKeyPair) -> None:
     """As `cert.pem` and `key.pem`."""
     (folder / "cert.pem").write_text(pair.certificate)
     (folder / "key.pem").write_text(pair.key)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podway.certificates import KeyPair, covers, load_pair, server_context
+from podway.certificates import TlsKeyPair, covers, load_pair, server_context
 from podway.errors import UserError
 from podway.task.environment import Overrides
 from podway.task.read import read_task
@@ -85,10 +85,14 @@ def test_a_task_carries_the_pair_as_secrets_that_no_job_sees(tmp_path: Path) -> 
     ("pair", "remove", "says"),
     [
         (GOOD, "key.pem", "no such file"),
-        (KeyPair(certificate=GOOD.certificate, key=key_pair("x").key), "", "key.pem is not the key of the certificate"),
+        (
+            TlsKeyPair(certificate=GOOD.certificate, key=key_pair("x").key),
+            "",
+            "key.pem is not the key of the certificate",
+        ),
     ],
 )
-def test_a_mistake_in_a_file_says_where_it_is(tmp_path: Path, pair: KeyPair, remove: str, says: str) -> None:
+def test_a_mistake_in_a_file_says_where_it_is(tmp_path: Path, pair: TlsKeyPair, remove: str, says: str) -> None:
     file = tmp_path / "service.yaml"
     file.write_text(FILE)
     write_pair(tmp_path, pair)

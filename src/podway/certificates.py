@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 
-class KeyPair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TlsKeyPair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A certificate chain and its key (PEM); both empty where they are known to exist and are not at hand."""
 
     certificate: str = ""
@@ -30,7 +30,7 @@ class KeyPair(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __repr__(self) -> str:
         """Nothing of the key, whatever logs it."""
-        return "KeyPair(*****)"
+        return "TlsKeyPair(*****)"
 
 
 class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,7 +43,7 @@ class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 def load_pair(
     certificate: str, key: str, *, certfile: str, keyfile: str, now: float | None = None
-) -> tuple[KeyPair, CertificateFacts]:
+) -> tuple[TlsKeyPair, CertificateFacts]:
     """The chain and the key of two texts (PEM), and nothing else that stands in them. What cannot serve HTTPS is refused.
 
     `certfile` and `keyfile` are what to call the two in a message.
@@ -58,7 +58,7 @@ def load_pair(
         )
     _check_dates(leaf, certfile, time.time() if now is None else now)
     encoded = private.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
-    pair = KeyPair(
+    pair = TlsKeyPair(
         certificate="".join(one.public_bytes(forms.Encoding.PEM).decode() for one in chain), key=encoded.decode()
     )
     try:
@@ -69,7 +69,7 @@ def load_pair(
     return pair, pair_facts(pair)
 
 
-def pair_facts(pair: KeyPair) -> CertificateFacts:
+def pair_facts(pair: TlsKeyPair) -> CertificateFacts:
     """What the certificate of a pair says, valid today or not."""
     leaf = _read_chain(pair.certificate, "the certificate")[0]
     expires = int(leaf.not_valid_after_utc.timestamp())
@@ -143,7 +143,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def server_context(pair: KeyPair) -> ssl.SSLContext:
+def server_context(pair: TlsKeyPair) -> ssl.SSLContext:
     """A context that serves with this pair; OSError or ValueError where it cannot."""
     import tempfile  # with shutil, which commands that only read these types need not import
 

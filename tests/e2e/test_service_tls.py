@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from podway.certificates import KeyPair
+from podway.certificates import TlsKeyPair
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.task.read import read_task
@@ -32,14 +32,14 @@ run: |
 """
 
 
-def apply(pod: Podway, folder: Path, pair: KeyPair, name: str = "web") -> str:
+def apply(pod: Podway, folder: Path, pair: TlsKeyPair, name: str = "web") -> str:
     write_pair(folder, pair)
     (folder / "service.yaml").write_text(FILE.replace("name: web", f"name: {name}") % PROGRAM.replace("\n", "\n  "))
     task = read_task(str(folder / "service.yaml"))
     return pod.client.apply_service(LaunchRequest(task=task, options=LaunchOptions(provider="local"))).change
 
 
-def answer(url: str, pair: KeyPair | None) -> str:
+def answer(url: str, pair: TlsKeyPair | None) -> str:
     """By a client that trusts this certificate alone."""
     context = None if pair is None else ssl.create_default_context(cadata=pair.certificate)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from podway.certificates import KeyPair
+from podway.certificates import TlsKeyPair
 from podway.control.vault import SecretVault
 from podway.gateway import accepting
 from podway.gateway.proxy import Gateway
@@ -24,7 +24,7 @@ PAIR, OTHER = key_pair("one.example.org", "localhost"), key_pair("two.example.or
 REQUEST = b"GET /services/%b/path HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
 
-def trusting(pair: KeyPair) -> ssl.SSLContext:
+def trusting(pair: TlsKeyPair) -> ssl.SSLContext:
     """Verifies, and knows this certificate alone."""
     return ssl.create_default_context(cadata=pair.certificate)
 
@@ -39,7 +39,7 @@ async def ask(up: Live, context: ssl.SSLContext, host: str, name: bytes = b"chat
             writer.close()
 
 
-def route(up: Live, *pairs: KeyPair | None) -> None:
+def route(up: Live, *pairs: TlsKeyPair | None) -> None:
     """One service for each pair: `chat`, `chat1`, …"""
     (plain,) = up.gateway.routes.table.services
     services = tuple(
@@ -79,7 +79,7 @@ def test_a_renewed_certificate_is_used_by_the_next_connection() -> None:
             assert status(await ask(up, trusting(new), "localhost")) == 200
             with pytest.raises(ssl.SSLCertVerificationError):
                 await ask(up, trusting(PAIR), "localhost")
-            route(up, KeyPair(certificate=new.certificate, key="not a key"), KeyPair())  # the rest goes on
+            route(up, TlsKeyPair(certificate=new.certificate, key="not a key"), TlsKeyPair())  # the rest goes on
             assert status(await up.get("/services/chat/path")) == 403
 
     run(test)
@@ -135,7 +135,7 @@ def test_the_pair_is_kept_sealed_while_the_server_is_away(tmp_path: Path) -> Non
         assert gateway.certificates.at("") is not None
         lost = Gateway()  # another key: the endpoint waits for the server, and is not served in clear
         assert ServerLink(server, lost, tmp_path, vault=SecretVault(tmp_path / "other")).use_kept()
-        assert [one.tls for one in lost.routes.table.services] == [KeyPair(), None]
+        assert [one.tls for one in lost.routes.table.services] == [TlsKeyPair(), None]
         server.away = False
         server.put(RouteTable(version=3, services=(RoutedService(name="open"),)))
         assert await ServerLink(server, Gateway(), tmp_path, vault=vault).learn()

@@ -19,7 +19,6 @@ from podway.plan.published_rows import rows_of
 from podway.plan.search import PlanOptions, search_train
 from podway.plan.steptime import step_time
 from podway.plan.training import MAXTEXT_2023, PODWAY, Adapters, Training
-from podway.plan.uncertainty import relative_width
 
 V5E = find_slice("v5e-256")
 
@@ -148,10 +147,21 @@ def test_v5e_gathers_hide_beside_one_product_each() -> None:
     assert few[0].exposed > 5 * many[0].exposed > 0
 
 
-def test_no_dense_plan_is_faster_than_any_published_step_may_be() -> None:
-    """The best MFU ever published for a TPU (v5p, 71.5%), with the width of the planner's own interval."""
-    best = max(0.7147, *(float(row["mfu_percent"]) / 100 for row in rows_of("v5e_jobs")))
-    bound = best * (1 + relative_width("v5p", "dense"))
+def test_no_dense_plan_is_faster_than_the_best_published_step_without_its_waits() -> None:
+    """The best MFU ever published for a TPU is 71.5% (32B on v5p-128). The planner finds it within 2%, and finds what that step
+    waited for and what it computed of masked attention: without these it would reach 83%, and nothing may be promised above."""
+    published, mesh = 0.7147, MeshShape(fsdp=16, tensor=4)
+    assert published > max(float(row["mfu_percent"]) / 100 for row in rows_of("v5e_jobs"))
+    theirs, ours = (
+        evaluate(
+            find_model("32b"), find_slice("v5p-128"), mesh, Training(seq=2048, batch=512, remat="minimal", program=one)
+        )
+        for one in (MAXTEXT_2023, PODWAY)
+    )
+    assert theirs.mfu == pytest.approx(published, rel=0.02)
+    waits = sum(one.exposed for one in ours.time.traffic)
+    bound = published * theirs.time.total / (ours.time.total - waits)
+    assert 0.82 < bound < 0.84
     for model in ("llama3.2-3b", "llama3.1-8b", "16b", "32b", "64b"):
         for name in ("v4-128", "v5e-64", "v5e-256", "v5p-128", "v5p-512", "v6e-64", "v6e-256", "tpu7x-128"):
             plans = search_train(find_model(model), PlanOptions(seq=2048), [find_slice(name)]).plans
@@ -198,8 +208,8 @@ def test_long_windows_cost_less_than_full_attention() -> None:
 
 
 def test_sums_over_a_tensor_group_are_all_reduced() -> None:
-    """Twice the bytes of a scatter in the programs of Podway's trainer, but where a SparseCore scatters them (v6e); along an axis of v5e,
-    rings of one link each."""
+    """Twice the bytes of a scatter in the programs of Podway's trainer, but where a SparseCore scatters them (v6e, v5p); along an axis of
+    v5e, rings of one link each."""
     shape, step, mesh = find_model("llama3.2-1b"), Training(seq=2048, batch=32), MeshShape(fsdp=8, tensor=2)
 
     def sums(name: str, training: Training) -> float:
@@ -208,8 +218,8 @@ def test_sums_over_a_tensor_group_are_all_reduced() -> None:
         return moved["tensor", "reduce"] / moved["tensor", "gather"]
 
     plain = msgspec.structs.replace(step, program=msgspec.structs.replace(PODWAY, sparsecore=()))
-    assert sums("v6e-16", plain) > 1.5 > 1.1 > sums("v6e-16", step)
-    assert sums("v5p-32", step) > 1.5
+    for name in ("v6e-16", "v5p-32"):
+        assert sums(name, plain) > 1.5 > 1.1 > sums(name, step)
     v5e = evaluate(shape, find_slice("v5litepod-16"), MeshShape(fsdp=4, tensor=4), Training(seq=2048, batch=32))
     ringed = {(one.axis, one.direction): one.seconds for one in v5e.time.traffic}
     assert ringed["tensor", "gather"] > ringed["tensor", "reduce"]
@@ -232,17 +242,24 @@ def exchanges(
     return {(one.axis, one.direction): (one.seconds, one.exposed) for one in traffic}
 
 
-def test_sparsecores_run_scatters_everywhere_and_gathers_on_small_slices() -> None:
-    """As compiled: 16 of 16 gathers are asynchronous on v6e-16 and none on v6e-64, all scatters on v6e-64 and v5p-128."""
+def test_sparsecores_run_scatters_and_gathers() -> None:
+    """As compiled: all scatters are asynchronous on v6e-64 and v5p-128; gathers on v6e-16, and over several axes with the flags for it."""
     step = Training(seq=8192, batch=256)
-    plain = msgspec.structs.replace(step, program=msgspec.structs.replace(PODWAY, sparsecore=()))
+    one_axis, plain = (
+        msgspec.structs.replace(step, program=msgspec.structs.replace(PODWAY, **changes))
+        for changes in ({"sparsecore_axes": False}, {"sparsecore": ()})
+    )
     for name, chips in (("v6e-64", 64), ("v5p-128", 64)):
-        with_, without = (exchanges("llama3.1-8b", name, MeshShape(fsdp=chips), one) for one in (step, plain))
-        seconds, waited = with_["fsdp", "reduce"]
-        assert 0 < waited < 0.2 * seconds and without["fsdp", "reduce"] == (seconds, seconds)
-        assert with_["fsdp", "gather"] == without["fsdp", "gather"]
-    seconds, waited = exchanges("llama3.1-8b", "v6e-16", MeshShape(fsdp=16), step)["fsdp", "gather"]
-    assert 0 < waited < 0.1 * seconds
+        mesh = MeshShape(fsdp=chips)
+        all_, some, none = (exchanges("llama3.1-8b", name, mesh, one) for one in (step, one_axis, plain))
+        for way, hidden in (("reduce", (all_, some)), ("gather", (all_,))):
+            seconds, waited = none["fsdp", way]
+            assert waited == seconds
+            assert all(0 < one["fsdp", way][1] < 0.2 * seconds for one in hidden)
+        assert some["fsdp", "gather"] == none["fsdp", "gather"]
+    for program in (step, one_axis):
+        seconds, waited = exchanges("llama3.1-8b", "v6e-16", MeshShape(fsdp=16), program)["fsdp", "gather"]
+        assert 0 < waited < 0.1 * seconds
 
 
 def test_the_last_gradients_of_experts_are_waited_for() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from podway.certificates import CertificateFacts, KeyPair, covers, load_pair
+from podway.certificates import CertificateFacts, TlsKeyPair, covers, load_pair
 from podway.control.service_records import Service
 from podway.control.vault import SecretVault
 from podway.errors import UserError
@@ -16,7 +16,7 @@ from podway.launch_options import LaunchRequest
 from podway.task.task import TLS_CERTIFICATE, TLS_KEY, job_secrets
 
 
-def take_pair(request: LaunchRequest) -> tuple[LaunchRequest, KeyPair | None]:
+def take_pair(request: LaunchRequest) -> tuple[LaunchRequest, TlsKeyPair | None]:
     """The request without the pair, with what the certificate really says; and the pair."""
     task, pair = request.task, None
     service, secrets = task.service, task.secrets
@@ -44,16 +44,16 @@ def check_names(name: str, facts: CertificateFacts | None, services: Iterable[Se
             raise UserError(f"another service has a certificate for {both[0]}", hint, status=409)
 
 
-def seal_pair(vault: SecretVault, pair: KeyPair | None) -> bytes:
+def seal_pair(vault: SecretVault, pair: TlsKeyPair | None) -> bytes:
     """As it is stored."""
     return vault.seal(msgspec.structs.asdict(pair)) if pair is not None else b""
 
 
-def open_pair(vault: SecretVault, service: Service) -> KeyPair | None:
+def open_pair(vault: SecretVault, service: Service) -> TlsKeyPair | None:
     """For the gateways; None: it has none. One that cannot be opened is empty, and the service takes no requests."""
     if service.spec.tls is None:
         return None
     try:
-        return KeyPair(**vault.open(service.sealed_tls))
+        return TlsKeyPair(**vault.open(service.sealed_tls))
     except UserError:
-        return KeyPair()
+        return TlsKeyPair()

@@ -109,7 +109,7 @@ class Fleet:
 
     async def any_lost(self, job: str = "", phase: str = "") -> bool:
         """Whether a job may have failed because a host is gone: its peers often notice before the cloud or we do. With the agents' name
-        of the job, a host that answers again, but has lost its part of the job, counts too."""
+        of the job, for one that can recover, a host that answers again, but has lost its part of the job, counts too."""
         try:
             seen = await self.provider.observe(self.cluster)
         except ProviderError:

@@ -296,7 +296,7 @@ class Gang:
         """It failed: for good, unless its task comes back from this."""
         reason = await container_problem(self.fleet, self.job.agent_job_id, phase, blamed) or self._blame(phase, blamed)
         if self.job.task.recovery is not None or blamed.killed:
-            hosts_lost = await self.fleet.any_lost(self.job.agent_job_id, phase)
+            hosts_lost = await self.fleet.any_lost(self.job.agent_job_id if self.job.task.recovery else "", phase)
             if comes_back(self.job, cause := cause_of(self.job, blamed, hosts_lost=hosts_lost)):
                 await self._come_back(cause, reason)
                 return

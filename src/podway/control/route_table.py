@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from podway.certificates import KeyPair
+from podway.certificates import TlsKeyPair
 from podway.control.access import Caller, Right, right_on
 from podway.control.gateway_keys import GatewayKey
 from podway.control.service_records import Replica, Service
@@ -37,7 +37,7 @@ def route_table(
     address: Callable[[Replica], str | None] = direct_address,
     gateway_keys: Iterable[tuple[GatewayKey, Caller]] = (),
     tunnel: Callable[[Replica], str] = lambda _: "",
-    tls: Callable[[Service], KeyPair | None] = lambda _: None,
+    tls: Callable[[Service], TlsKeyPair | None] = lambda _: None,
 ) -> RouteTable:
     """`holders`: the digest of each token, and whose it is. `address`, `tunnel`: how a replica is reached. `gateway_keys`: with owners.
 
@@ -65,7 +65,7 @@ def _routed(
     ready: list[Replica],
     address: Callable[[Replica], str | None],
     tunnel: Callable[[Replica], str],
-    tls: KeyPair | None,
+    tls: TlsKeyPair | None,
 ) -> RoutedService:
     spec = service.spec
     weights = _weights(service, ready)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from podway.certificates import KeyPair, pair_facts
+from podway.certificates import TlsKeyPair, pair_facts
 from podway.decoding import from_json
 from podway.errors import UserError
 from podway.gateway.accepting import Acceptor
@@ -136,7 +136,7 @@ def tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | No
 
 def certificate_names(path: str) -> tuple[str, ...]:
     """The hosts that a certificate is for."""
-    return pair_facts(KeyPair(certificate=Path(path).read_text())).names
+    return pair_facts(TlsKeyPair(certificate=Path(path).read_text())).names
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ import logging
 import ssl
 from collections.abc import Iterable
 
-from podway.certificates import CertificateFacts, KeyPair, covers, pair_facts, server_context
+from podway.certificates import CertificateFacts, TlsKeyPair, covers, pair_facts, server_context
 from podway.errors import UserError
 from podway.gateway.table import RoutedService
 
@@ -22,14 +22,14 @@ class ServedCertificates:
         """`own`: the gateway's, and what it is for."""
         self._own = own
         self._own_names = names
-        self._made: dict[KeyPair, tuple[CertificateFacts, ssl.SSLContext] | None] = {}
+        self._made: dict[TlsKeyPair, tuple[CertificateFacts, ssl.SSLContext] | None] = {}
         self._used: list[tuple[CertificateFacts, ssl.SSLContext]] = []
         if own is not None:
             own.sni_callback = self._choose
 
     def update(self, services: Iterable[RoutedService]) -> None:
         """Use the pairs of these services from now on; one that cannot be used is told once, and left out."""
-        made: dict[KeyPair, tuple[CertificateFacts, ssl.SSLContext] | None] = {}
+        made: dict[TlsKeyPair, tuple[CertificateFacts, ssl.SSLContext] | None] = {}
         for service in sorted(services, key=lambda one: (one.created, one.name)):
             if service.tls is not None and service.tls.key and service.tls not in made:
                 known = service.tls in self._made
@@ -37,7 +37,7 @@ class ServedCertificates:
         self._made = made
         self._used = [one for one in made.values() if one is not None]
 
-    def _load(self, name: str, pair: KeyPair) -> tuple[CertificateFacts, ssl.SSLContext] | None:
+    def _load(self, name: str, pair: TlsKeyPair) -> tuple[CertificateFacts, ssl.SSLContext] | None:
         try:
             facts, context = pair_facts(pair), server_context(pair)
         except (UserError, OSError, ValueError, TypeError) as error:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from podway.certificates import KeyPair
+from podway.certificates import TlsKeyPair
 from podway.decoding import from_json
 from podway.errors import UserError
 from podway.files import write_atomically
@@ -124,7 +124,7 @@ class ServerLink:
             return table
         try:
             opened = self._vault.open(self._pairs.read_bytes())
-            return _with_tls(table, {name: from_json(text.encode(), KeyPair) for name, text in opened.items()})
+            return _with_tls(table, {name: from_json(text.encode(), TlsKeyPair) for name, text in opened.items()})
         except (UserError, OSError, msgspec.DecodeError):
             log.warning("%s: cannot be opened; endpoints with a certificate wait for the server", self._pairs)
             return table
@@ -192,10 +192,10 @@ class ServerLink:
         self._gateway.ledger.close()
 
 
-def _with_tls(table: RouteTable, pairs: dict[str, KeyPair]) -> RouteTable:
+def _with_tls(table: RouteTable, pairs: dict[str, TlsKeyPair]) -> RouteTable:
     """With these pairs, by service; a service whose pair is not among them has an empty one."""
     services = (
-        one if one.tls is None else msgspec.structs.replace(one, tls=pairs.get(one.name, KeyPair()))
+        one if one.tls is None else msgspec.structs.replace(one, tls=pairs.get(one.name, TlsKeyPair()))
         for one in table.services
     )
     return msgspec.structs.replace(table, services=tuple(services))

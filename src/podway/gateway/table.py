@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from podway.certificates import KeyPair
+from podway.certificates import TlsKeyPair
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,7 +62,7 @@ class RoutedService(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     limits: tuple[RequestLimit, ...] = ()
     hold_s: float = 0.0  # how long a request waits for a first replica; 0: it is refused at once
     created: float = 0.0
-    tls: KeyPair | None = None  # it takes https only, with this pair
+    tls: TlsKeyPair | None = None  # it takes https only, with this pair
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -136,7 +136,8 @@ def _ringed(training: Training, device: Device, mesh: MeshShape) -> bool:
 
 # Bytes of the piece of a gradient that a device keeps, from which on libtpu 0.0.51 makes a ring of it on v6e; smaller ones it all-reduces,
 # and nothing runs beside that. (Rings with pieces of 5.3 to 8.4 MB: the MLPs of Llama 3.1 8B on v6e-16, Gemma 2 2B on v6e-8 and Llama 3.2
-# 1B with fsdp=4; none with 4.2 MB and less: Llama 3.2 1B on v6e-8, 1B and 3B on v6e-16, attention's matrices of 8B.)
+# 1B with fsdp=4; none with 4.2 MB and less: Llama 3.2 1B on v6e-8, 1B and 3B on v6e-16, attention's matrices of 8B. What
+# the compiler goes by is not known: small matrices of Gemma 2 2B, and Llama 3.2 3B with `none`, have rings all the same.)
 _LEAST_PIECE = 4 * 2**20
 # Chips of a v5e or v6e slice whose devices jax puts in the order of one closed ring (`mesh_utils`): 2x4 and 4x4.
 _RING_OF_ALL = 16

@@ -123,7 +123,9 @@ def train_memory(
         host_limit=host_limit,
     )
     if _TIGHT * whole < first.total < _HOPELESS * whole:
-        temp = _tight_temp(shape, mesh.tensor, mesh.expert, mesh.context, cut, step, tokens, flow.loss, device)
+        temp = backward_bytes(
+            shape, mesh.tensor, mesh.expert, mesh.context, cut, step, tokens, flow.loss, device, tight=True
+        )
         return msgspec.structs.replace(first, temp=temp)
     return first
 
@@ -165,22 +167,6 @@ def _flow_of(
     logits = loss_bytes(shape, tensor, cut, step, tokens, loss, device)
     temp = backward_bytes(shape, tensor, expert, context, cut, step, tokens, loss, device, tight=False)
     return _Flow(outside, saved, logits, temp, loss)
-
-
-@lru_cache(maxsize=8192)
-def _tight_temp(
-    shape: ModelShape,
-    tensor: int,
-    expert: int,
-    context: int,
-    cut: Cut,
-    step: Training,
-    tokens: float,
-    loss: Loss,
-    device: Device | None,
-) -> float:
-    """The working set where there is little room."""
-    return backward_bytes(shape, tensor, expert, context, cut, step, tokens, loss, device, tight=True)
 
 
 def _whole_sum(shape: ModelShape, mesh: MeshShape, training: Training, device: Device | None) -> float:

@@ -91,6 +91,8 @@ def _chunks(length: int, least: int) -> int:
     return next((n for n in range(max(1, least), length + 1) if length % n == 0), max(1, length))
 
 
+# Asked for the same tokens on the same groups on many slices of a search.
+@lru_cache(maxsize=8192)
 def backward_bytes(
     shape: ModelShape,
     tensor: int,

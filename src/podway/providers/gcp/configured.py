@@ -7,6 +7,7 @@ and so does a person whose configuration is missing. What gcloud keeps in its ow
 import configparser
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from podway.errors import UserError
@@ -17,10 +18,13 @@ _DMI = Path(
     "/sys/class/dmi/id/product_name"
 )  # "Google Compute Engine" on its machines (Google, "Detect if a VM is running in…")
 
+_FILE = "gcp.yaml"  # below PODWAY_HOME
+_GCLOUD = "gcloud: gcloud config set project NAME"
+
 
 def is_configured(root: Path) -> bool:
     """Whether somebody meant to use Google Cloud from here: settings of Podway, or a project with credentials."""
-    if (root / "gcp.yaml").exists() or os.environ.get("PODWAY_GCP_PROJECT") or os.environ.get("PODWAY_GCP_ENDPOINT"):
+    if (root / _FILE).exists() or os.environ.get("PODWAY_GCP_PROJECT") or os.environ.get("PODWAY_GCP_ENDPOINT"):
         return True
     return _has_login() and find_project(Settings()) is not None
 
@@ -43,26 +47,29 @@ def check_configured(root: Path) -> None:
 
 def no_project(root: Path) -> UserError:
     """That no project is named anywhere, and where to name one."""
-    hint = f"write `project: NAME` into {root / 'gcp.yaml'}, or set PODWAY_GCP_PROJECT"
+    hint = f"write `project: NAME` into {root / _FILE}, or set PODWAY_GCP_PROJECT"
     return UserError("no Google Cloud project is chosen", hint)
 
 
 def find_project(settings: Settings) -> str | None:
     """The project that the settings, the environment, the credentials' file or gcloud's configuration name."""
-    named = settings.project or os.environ.get("GOOGLE_CLOUD_PROJECT") or os.environ.get("CLOUDSDK_CORE_PROJECT")
-    if named or settings.endpoint:
-        return named or None
-    return _project_of_credentials() or gcloud_property("core", "project")
+    return next((name for _, name in _named_projects(settings) if name), None)
 
 
 def project_source(root: Path) -> str:
     """Where the project's name comes from, for those who have to correct it."""
-    for name in ("PODWAY_GCP_PROJECT", "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"):
-        if name == "GOOGLE_CLOUD_PROJECT" and read_settings(root).project:
-            return str(root / "gcp.yaml")
-        if os.environ.get(name):
-            return name
-    return "the credentials" if _project_of_credentials() else "gcloud: gcloud config set project NAME"
+    found = next((source for source, name in _named_projects(read_settings(root)) if name), _GCLOUD)
+    return str(root / found) if found == _FILE else found
+
+
+def _named_projects(settings: Settings) -> Iterator[tuple[str, str | None]]:
+    """What may name the project, and what it names; the first that does counts."""
+    yield ("PODWAY_GCP_PROJECT" if os.environ.get("PODWAY_GCP_PROJECT") else _FILE), settings.project
+    for variable in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"):
+        yield variable, os.environ.get(variable)
+    if not settings.endpoint:
+        yield "the credentials", _project_of_credentials()
+        yield _GCLOUD, gcloud_property("core", "project")
 
 
 def may_have_credentials() -> bool:
