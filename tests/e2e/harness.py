@@ -91,14 +91,17 @@ class Podway:
                 found.append(process)
         return found
 
-    def kill_all_in(self, home: Path, only: str = "") -> None:
-        """kill -9 every process of the hosts whose homes are in this directory, or those with this word in their command."""
+    def kill_all_in(self, home: Path, only: str = "") -> int:
+        """kill -9 every process of the hosts whose homes are in this directory, or those with this word in their command; how many."""
+        killed = 0
         for process in self.host_processes():
             command = process.info["cmdline"]
             inside = str(home) in " ".join(command) or process.info["environ"].get("HOME", "").startswith(str(home))
             if inside and (not only or only in command):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
+                    killed += 1
+        return killed
 
     def close(self) -> None:
         """End everything, the server first so that it starts nothing again."""

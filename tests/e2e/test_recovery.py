@@ -44,7 +44,7 @@ def lose(pod: Podway, cluster: str) -> None:
     place = pod.home / "local" / cluster
     gone = place.with_name(f"{cluster}.gone")
     place.rename(gone)  # from here on nobody can start an agent there again
-    pod.kill_all_in(place)
+    wait_until(lambda: not pod.kill_all_in(place), 30, "nothing to be left, also of what was forked meanwhile")
     shutil.rmtree(gone, ignore_errors=True)
 
 
