@@ -61,6 +61,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: tuple[str, ...] = ()
     volumes: tuple[OrderVolume, ...] = ()  # of a provider that attaches them when it makes the hosts
     buckets: tuple[OrderBucket, ...] = ()  # of a provider that mounts them when it makes the hosts
+    priority_class: str | None = None  # of the pods, where hosts are pods; None: what the provider's own settings say
+    pull_login: bool = (
+        False  # where hosts are containers: their image is pulled with a login that is sent with the order
+    )
     grace_s: int | None = None  # between SIGTERM and SIGKILL, where hosts are containers; None: the platform's own
     isolated: bool = False  # hosts on the server's machine, as an operating-system user of their own
     own_network: bool = False  # simulated hosts whose ports are their own, as those of machines are

@@ -36,9 +36,9 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
     # What follows the name in `--infra NAME/…`: a Google Cloud region and zone, a region and zone, or one word of its own
     # (the pool, the context).
     place: Literal["google-zone", "zone", "word"] = "zone"
-    # Which of image, python, disk, ports, instance-paths, volumes, buckets, replicas, dev, forwarding it does for real; own-identity:
-    # its hosts reach buckets as themselves; hosts-of-image: its hosts are containers of the image already; attached-volumes: a volume
-    # is a disk that hosts have from their creation on; attached-buckets: the same of mounts of buckets.
+    # Which of image, python, disk, ports, instance-paths, volumes, buckets, replicas, dev, forwarding and priority-classes it does for
+    # real; own-identity: its hosts reach buckets as themselves; hosts-of-image: its hosts are containers of the image already;
+    # attached-volumes: a volume is a disk that hosts have from their creation on; attached-buckets: the same of mounts of buckets.
     capabilities: frozenset[str] = frozenset()
     variables: tuple[
         str, ...
@@ -113,6 +113,7 @@ _ROWS = (
                 "attached-buckets",
                 "dev",
                 "forwarding",
+                "priority-classes",
             }
         ),
         variables=("KUBECONFIG",),

@@ -157,8 +157,14 @@ def test_a_program_cannot_lead_a_mount_elsewhere(target: str) -> None:
     assert remarks(task, NOTHING, simulated=False).refusal is not None
 
 
-def test_a_login_to_a_registry_is_not_ignored_where_pods_pull_the_image() -> None:
+@pytest.mark.parametrize("provider", ["gke", "ssh"])
+def test_a_login_to_a_registry_is_used_everywhere(provider: str) -> None:
     task = Task(run="x", registry=Registry(username="u", password_secret="P"))
-    found = remarks(task, row_of("gke").capabilities, simulated=False).refusal
-    assert found is not None and "registry_auth is not used here" in found.what and "pull_secret" in found.hint
-    assert remarks(task, row_of("ssh").capabilities, simulated=False).refusal is None
+    assert remarks(task, row_of(provider).capabilities, simulated=False).refusal is None
+
+
+def test_a_priority_class_is_noted_where_hosts_are_no_pods() -> None:
+    task = Task(run="x", resources=(Resources(priority_class="high"),))
+    assert remarks(task, row_of("gke").capabilities, simulated=False).notes == ()
+    (note,) = remarks(task, row_of("ssh").capabilities, simulated=False).notes
+    assert note.startswith("priority_class has no effect here")

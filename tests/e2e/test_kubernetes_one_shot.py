@@ -67,18 +67,22 @@ def test_it_runs_to_its_end_with_ranks_secrets_and_exit_codes(
     task = tmp_path / "task.yaml"
     task.write_text("""
 setup: echo set up
-secrets: {TOKEN: null}
+resources: {image_id: docker:registry.example/team/train:1}
+envs: {SKYPILOT_DOCKER_USERNAME: ada, SKYPILOT_DOCKER_SERVER: registry.example}
+secrets: {TOKEN: null, SKYPILOT_DOCKER_PASSWORD: hunter2}
 run: |
-  echo "rank $SKYPILOT_NODE_RANK token $TOKEN ${#TOKEN}"
+  echo "rank $SKYPILOT_NODE_RANK token $TOKEN ${#TOKEN}${SKYPILOT_DOCKER_PASSWORD:+ and a password}"
   [ "$SKYPILOT_NODE_RANK" != 1 ] || exit $CODE
 """)
     shown = podway(pod, *RUN, "--dryrun", "-c", "good", "--secret", "TOKEN=abc-secret", str(task))
     config, jobset = yaml.safe_load_all(shown[shown.index("---") :])
     assert (config["kind"], jobset["kind"]) == ("ConfigMap", "JobSet") and "abc-secret" not in shown
+    assert "hunter2" not in shown
+    assert "kubectl create secret docker-registry" in shown
     words = (*RUN, "--raw", "--secret", "TOKEN=abc-secret", str(task))
     said = podway(pod, *words, "-c", "good", "--env", "CODE=0")
     for rank in range(4):
-        assert re.search(rf"\(.*rank={rank}, .*\) rank {rank} token \*\*\* 10", said), said
+        assert re.search(rf"\(.*rank={rank}, .*\) rank {rank} token \*\*\* 10$", said, re.MULTILINE), said
     assert said.count("set up") == 4 and "podway exec" not in said
     failed = podway(pod, *words, "-c", "bad", "--env", "CODE=7", code=100)
     assert "rank 1" in failed and "exited with code 7" in failed

@@ -25,7 +25,7 @@ from podway.providers.gke.rights import LEAST, OF_KUEUE
 from podway.providers.gke.settings import parse_settings
 from podway.providers.gke.streams import frame, read_message
 from podway.sandbox.kubernetes.running import RunningKubernetes, running_kubernetes
-from podway.task.task import Accelerator, Placement, Resources, Task
+from podway.task.task import Accelerator, Placement, Registry, Resources, Task
 
 V6E = Resources(accelerator=Accelerator(type="v6e-16"))
 ORDER = Order(accelerator_type="v6e-16", topology="4x4", provider="gke", hosts_per_slice=4, chips_per_host=4)
@@ -324,7 +324,12 @@ def test_the_least_rights_that_are_written_down_are_enough(kubernetes: RunningKu
     async def life() -> None:
         (offer,) = provider.offers(V6E, 1)
         assert offer.blocked is None and offer.note == "no right to see the nodes"
-        await provider.submit(provider.render("demo", ORDER))
+        private = provider.render("demo", msgspec.structs.replace(ORDER, pull_login=True))
+        for password in ("old", "new"):
+            await provider.keep_login(private, Registry(username="ada", password_secret="P"), password)
+        await provider.submit(private)
+        (login,) = kubernetes.objects.find("secrets")
+        assert b'"password": "new"' in base64.b64decode(login["data"][".dockerconfigjson"])
         async with asyncio.timeout(60):
             while "no node fits" not in (seen := await provider.observe("demo")).reason:
                 assert seen.condition == "creating"
@@ -334,12 +339,21 @@ def test_the_least_rights_that_are_written_down_are_enough(kubernetes: RunningKu
                 await asyncio.sleep(0.05)
             await provider.start("demo")
             assert [one.cluster for one in await provider.list_resources()] == ["demo"]
-            task = Task(run="x", secrets={"KEY": ""})
-            await provider.submit_one_shot(provider.render_one_shot("run", ORDER, task, "ada"), {"KEY": "value"})
-            await provider.submit_one_shot(provider.render_one_shot("run", ORDER, task, "ada"), {"KEY": "value"})
+            registry = Registry(username="ada", password_secret="P")
+            task = Task(run="x", secrets={"KEY": "", "P": ""}, registry=registry)
+            order = msgspec.structs.replace(ORDER, pull_login=True)
+            for _ in range(2):
+                request = provider.render_one_shot("run", order, task, "ada")
+                await provider.keep_login(request, registry, "secret")
+                await provider.submit_one_shot(request, {"KEY": "value"})
             assert (await provider.observe_run("run")).state == "waiting"
-            (secret,) = kubernetes.objects.find("secrets")
-            assert secret["metadata"]["ownerReferences"][0]["kind"] == "JobSet"
+            secrets = [
+                one
+                for one in kubernetes.objects.find("secrets")
+                if one is not None and "run" in one["metadata"]["name"]
+            ]
+            assert [one["type"] for one in secrets] == ["Opaque", "kubernetes.io/dockerconfigjson"]
+            assert {one["metadata"]["ownerReferences"][0]["kind"] for one in secrets} == {"JobSet"}
             for name in ("demo", "run"):
                 while (await provider.observe(name)).condition != "absent":
                     await provider.destroy(name)

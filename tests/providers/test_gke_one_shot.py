@@ -1,5 +1,6 @@
 """One-shot runs on Kubernetes: as YAML, beside XPK's, and run on a small Kubernetes."""
 
+import base64
 import json
 import os
 import subprocess
@@ -20,10 +21,17 @@ from podway.errors import UserError
 from podway.order import Order
 from podway.providers import Request
 from podway.providers.gke import one_shot
-from podway.providers.gke.manifests import JOB_INDEX, POD_INDEX, RESTART_ATTEMPT, JobSetContext, object_name
+from podway.providers.gke.manifests import (
+    JOB_INDEX,
+    POD_INDEX,
+    RESTART_ATTEMPT,
+    JobSetContext,
+    labels_of,
+    object_name,
+)
 from podway.providers.gke.one_shot import render_one_shot
 from podway.providers.gke.pod_logs import LineSplitter
-from podway.providers.gke.runs import one_shot_observation, run_observation
+from podway.providers.gke.runs import one_shot_observation, pull_secret_of, run_observation
 from podway.providers.gke.settings import GkeSettings
 from podway.providers.gke.state import Seen
 from podway.sandbox.kubernetes.running import NodePool, RunningKubernetes, running_kubernetes, why_no_namespaces
@@ -115,13 +123,46 @@ def test_it_equals_what_xpk_submits(case: str) -> None:
             "nothing syncs file_mounts ~/a",
         ),
         (Task(run="x", file_mounts=(FileMount(target="/a", source=Bucket(uri="gs://b", mode="COPY")),)), "not copied"),
-        (Task(run="x", registry=Registry(username="u", password_secret="p")), "registry_auth"),
         (Task(run="x", kind="service"), "runs a task to its end"),
     ],
 )
 def test_what_it_cannot_do_is_one_sentence(task: Task, said: str) -> None:
     with pytest.raises(UserError, match=said):
         render_one_shot(CONTEXT, "demo", order("v6e-16"), task, "ada")
+
+
+@pytest.mark.parametrize(
+    ("image", "server", "kept"),
+    [
+        ("docker:us-docker.pkg.dev/p/r/i:1", None, "us-docker.pkg.dev"),
+        ("docker:us-docker.pkg.dev/p/r/i:1", "mirror.example:5000", "mirror.example:5000"),
+        ("docker:ada/private", None, "https://index.docker.io/v1/"),
+        ("docker:ada/private", "docker.io", "https://index.docker.io/v1/"),
+    ],
+)
+def test_the_login_of_a_task_is_a_pull_secret_of_its_own(image: str, server: str | None, kept: str) -> None:
+    """Before the one of the settings; the password is nowhere else, and the task's processes do not have it."""
+    registry = Registry(username="ada", password_secret="PULL", server=server)
+    task = Task(run="x", secrets={"PULL": "hunter2"}, registry=registry)
+    context = msgspec.structs.replace(CONTEXT, settings=GkeSettings(pull_secret="everyones"))
+    request = render_one_shot(context, "demo", order("v6e-16", image=image, pull_login=True), task, "ada")
+    made = jobset(request)
+    pod = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    ident = object_name("ab12cd34", "demo")
+    assert pod["imagePullSecrets"] == [{"name": f"{ident}-pull"}, {"name": "everyones"}]
+    assert "envFrom" not in pod["containers"][0]
+    secret = pull_secret_of(made, registry, "hunter2")
+    assert secret["metadata"]["name"] == f"{ident}-pull" and secret["metadata"]["labels"] == labels_of(CONTEXT, "demo")
+    login = {"username": "ada", "password": "hunter2", "auth": base64.b64encode(b"ada:hunter2").decode()}
+    assert json.loads(base64.b64decode(secret["data"][".dockerconfigjson"])) == {"auths": {kept: login}}
+    shown = as_yaml(msgspec.to_builtins(request), task)
+    assert f"kubectl create secret docker-registry {ident}-pull -n default" in shown and "hunter2" not in shown
+    assert '--docker-password="$PULL"' in shown and "secret generic" not in shown
+
+
+def test_the_priority_class_of_a_task_takes_precedence() -> None:
+    made = jobset(render_one_shot(CONTEXT, "demo", order("v6e-16", priority_class="high"), Task(run="x"), "ada"))
+    assert made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["priorityClassName"] == "high"
 
 
 def test_a_slice_that_gke_does_not_have() -> None:

@@ -1,6 +1,7 @@
 """A request for Kubernetes as the YAML that `kubectl apply -f -` takes."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,12 +49,20 @@ def _pool_comment(steps: Sequence[dict[str, Any]]) -> str:
 
 
 def _secret_comment(jobset: dict[str, Any], task: Task) -> str:
-    pod = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
-    if not task.secrets or not any(
-        "envFrom" in one for one in pod["containers"]
-    ):  # a cluster's jobs get theirs by the agent
-        return ""
-    metadata = jobset["metadata"]
-    values = " ".join(f'--from-literal={key}="${key}"' for key in sorted(task.secrets))
-    command = f"kubectl create secret generic {metadata['name']} -n {metadata['namespace']} {values}"
-    return f"# Secrets are not printed; make them first:\n#   {command}\n"
+    pod, registry = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"], task.registry
+    name, where = jobset["metadata"]["name"], f"-n {jobset['metadata']['namespace']}"
+    commands = []
+    if any("envFrom" in one for one in pod["containers"]):  # a cluster's jobs get theirs by the agent
+        names = sorted(set(task.secrets) - {registry.password_secret if registry is not None else ""})
+        values = " ".join(f'--from-literal={key}="${key}"' for key in names)
+        commands.append(f"kubectl create secret generic {name} {where} {values}")
+    own = [one["name"] for one in pod.get("imagePullSecrets") or () if one["name"].startswith(f"{name}-")]
+    if registry is not None and own:
+        login = f'--docker-username={shlex.quote(registry.username)} --docker-password="${registry.password_secret}"'
+        server = f"--docker-server={registry.server} " if registry.server else ""
+        commands.append(f"kubectl create secret docker-registry {own[0]} {where} {server}{login}")
+    return (
+        "# Secrets are not printed; make them first:\n" + "".join(f"#   {one}\n" for one in commands)
+        if commands
+        else ""
+    )

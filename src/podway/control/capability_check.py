@@ -123,11 +123,6 @@ def _host_image_refusal(task: Task, capabilities: frozenset[str]) -> UserError |
     """Of hosts that are made of the image before any of the task is there."""
     if "hosts-of-image" not in capabilities:
         return None
-    if task.registry is not None:
-        return UserError(
-            "registry_auth is not used here: pods are made before any of the task is there",
-            "make a pull secret of it, and name that in gke.yaml: pull_secret",
-        )
     if not runs_image_command(task):
         return None
     return UserError("the image's own command is not known here", "write it into `commands`")
@@ -294,6 +289,10 @@ def _notes(task: Task, capabilities: frozenset[str], simulated: bool, setup: boo
         notes.append(f"python {task.python} is not installed here: the task runs with the hosts' own python3")
     if any(resources.disk_gb for resources in task.resources) and "disk" not in capabilities:
         notes.append("disk_size has no effect here: the hosts have the disks they have")
+    if any(resources.priority_class for resources in task.resources) and "priority-classes" not in capabilities:
+        notes.append(
+            "priority_class has no effect here: pods of Kubernetes have one; `priority` orders a cluster's jobs"
+        )
     if task.priority and task.service is not None and setup:
         notes.append("priority has no effect on a service: each replica has a cluster of its own")
     elif task.priority and not takes_chips(task):

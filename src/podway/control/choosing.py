@@ -158,6 +158,7 @@ def order_of(offer: Offer, resources: Resources, valid_until_s: float | None = N
         instance_type=resources.instance_type,
         tpu_name=wanted.tpu_name if wanted else None,
         network=resources.network,
+        priority_class=resources.priority_class,
     )
 
 

@@ -13,7 +13,7 @@ from podway.errors import UserError
 from podway.launch import does_something
 from podway.launch_options import LaunchRequest
 from podway.order import Order
-from podway.providers import Provider, Request, SupportsOneShot
+from podway.providers import Provider, Request, SupportsOneShot, SupportsPullLogin
 from podway.task.task import Autostop, Task
 
 GOES_WITH_ITS_JOB = Autostop(idle_minutes=0.0, down=True, wait_for="jobs")
@@ -29,11 +29,25 @@ def render_for(provider: Provider, name: str, order: Order, request: LaunchReque
 async def submit(provider: Provider, cluster: Cluster, jobs: Sequence[Job], vault: SecretVault) -> None:
     """Begin to create the cluster, or go on with it."""
     if not cluster.one_shot:
-        await provider.submit(provider.render(cluster.name, cluster.order))
+        request = provider.render(cluster.name, cluster.order)
+        await _send_login(provider, request, jobs, vault)
+        await provider.submit(request)
         return
-    job = jobs[0]
-    request = _able(provider).render_one_shot(cluster.name, cluster.order, with_setup(job), job.user)
-    await _able(provider).submit_one_shot(request, vault.open(job.sealed_secrets))
+    job, able = jobs[0], _able(provider)
+    request = able.render_one_shot(cluster.name, cluster.order, with_setup(job), job.user)
+    await _send_login(provider, request, jobs, vault)
+    secrets = vault.open(job.sealed_secrets)
+    if job.task.registry is not None:
+        secrets.pop(job.task.registry.password_secret, None)
+    await able.submit_one_shot(request, secrets)
+
+
+async def _send_login(provider: Provider, request: Request, jobs: Sequence[Job], vault: SecretVault) -> None:
+    """The login that hosts are pulled with, where they are containers of the task's image; jobs that ended have kept none."""
+    job = next((one for one in jobs if one.task.registry is not None and one.sealed_secrets), None)
+    if job is not None and job.task.registry is not None and isinstance(provider, SupportsPullLogin):
+        password = vault.open(job.sealed_secrets).get(job.task.registry.password_secret, "")
+        await provider.keep_login(request, job.task.registry, password)
 
 
 def with_setup(job: Job) -> Task:

@@ -221,6 +221,8 @@ class VolumeControl:
         graces = [one.stop_duration_s for one in tasks if one.stop_duration_s is not None]
         if graces and "hosts-of-image" in capabilities:
             order = msgspec.structs.replace(order, grace_s=max(graces))
+        if any(one.registry is not None for one in tasks) and "hosts-of-image" in capabilities:
+            order = msgspec.structs.replace(order, pull_login=True)
         if "attached-volumes" not in capabilities:
             return order
         attached: list[OrderVolume] = []

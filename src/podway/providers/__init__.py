@@ -5,7 +5,8 @@ the cluster's name alone, so that a server that was killed finds again what it h
 returns at once: submit twice is one cluster, destroy of a missing one is silence, slow things are seen by `observe`.
 
 `Provider` is what every one of them implements. What only some can do is a protocol of its own, asked for with `isinstance`:
-`SupportsStop`, `SupportsVolumes`, `SupportsListing`, `SupportsSelfTeardown`, `SupportsShell`, `SupportsPorts`, `SupportsCertificates`.
+`SupportsStop`, `SupportsVolumes`, `SupportsListing`, `SupportsOneShot`, `SupportsPullLogin`, `SupportsSelfTeardown`, `SupportsShell`,
+`SupportsPorts`, `SupportsCertificates`.
 
 A provider is one package and one row in `podway.provider_table`; it is imported only when it is named.
 """
@@ -25,7 +26,7 @@ from podway.hosts.pod_address import PodAddress
 from podway.hosts.ssh.endpoint import Endpoint
 from podway.order import Host, Order
 from podway.provider_table import ProviderRow, find_row, load, provider_rows, row_of, simulated_names, unknown_provider
-from podway.task.task import Resources, Task
+from podway.task.task import Registry, Resources, Task
 from podway.task.volumes import VolumeSpec
 
 log = logging.getLogger("podway.providers")
@@ -264,6 +265,14 @@ class SupportsOneShot(Protocol):
 
     def run_output(self, name: str, source: str, since: int) -> AsyncIterator[list[OutputLine]]:
         """What a `RunRank.source` wrote since that second, as it comes, until it has ended."""
+
+
+@runtime_checkable
+class SupportsPullLogin(Protocol):
+    """Places whose hosts are containers, and pull the image themselves."""
+
+    async def keep_login(self, request: Request, registry: Registry, password: str) -> None:
+        """Keep this login for the image of the request, until the cluster is destroyed. Before the request is submitted."""
 
 
 @runtime_checkable

@@ -93,6 +93,7 @@ def _resource_rows(task: Task) -> list[tuple[str, str]]:
         ("Disk", f"{first.disk_gb} GB" if first.disk_gb else ""),
         ("Image", first.image or ""),
         ("Network", first.network or ""),
+        ("Priority class", first.priority_class or ""),
         ("Open ports", ", ".join(first.ports)),
         ("Forwarded", ", ".join(task.ports)),
         ("Labels", ", ".join(f"{key}={value}" for key, value in (first.labels | task.tags).items())),

@@ -124,7 +124,7 @@ _RESOURCES_KEYS: dict[str, Key] = {
     "job_recovery": _about(_RECOVERY, "What brings a managed job back."),
     "spot_recovery": _about(_RECOVERY, "The old name of job_recovery."),
     "priority": _about(Whole(minimum=-1000, maximum=1000), "Jobs of higher priority go first."),
-    "priority_class": _about(Text(), "A class of a Kubernetes cluster.", note="use `priority`"),
+    "priority_class": _about(Text(), "The priority class of the pods, on Kubernetes."),
     "volumes": _about(ListOf(item=_DISK), "Existing disks to attach."),
     "hooks": _about(Anything(), "Scripts run before a stop.", refuse=_NO_HOOKS),
     **{

@@ -104,6 +104,7 @@ def _resources(layer: Layers, at: Field, name: str | None, overrides: Overrides,
     spot = overrides.use_spot if overrides.use_spot is not None else _flag(layer, "use_spot", False)
     _check_tier(layer, slice_wanted, spot)
     cost, kind, opened, labels = (layer.get(key) for key in ("max_hourly_cost", "instance_type", "ports", "labels"))
+    priority = layer.get("priority_class")
     return [
         Resources(
             accelerator=slice_wanted,
@@ -117,6 +118,7 @@ def _resources(layer: Layers, at: Field, name: str | None, overrides: Overrides,
             image=image,
             ports=ports(opened) if opened else (),
             labels={key: value.text() for key, value in labels.entries().items()} if labels else {},
+            priority_class=priority.words() if priority else None,
         )
         for placement, image in _images(layer, where)
     ]

@@ -57,6 +57,7 @@ class Resources(TaskPart, frozen=True):
     ports: tuple[str, ...] = ()
     labels: dict[str, str] = {}
     network: str | None = None
+    priority_class: str | None = None  # of pods
 
 
 class LocalDir(TaskPart, frozen=True, tag="dir"):

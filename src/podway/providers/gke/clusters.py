@@ -26,6 +26,7 @@ from podway.providers.gke.manifests import (
     JobSetContext,
     labels_of,
     object_name,
+    pull_secret_name,
 )
 from podway.providers.gke.pool_render import POOLS, gke_cluster_of
 from podway.providers.gke.settings import GkeSettings, read_settings
@@ -230,7 +231,8 @@ class Clusters:
         namespace = where.namespace
         await api.delete(f"{JOBSETS.format(namespace)}/{ident}")
         if not await api.items(PODS.format(namespace), labelSelector=f"{JOBSET_NAME}={ident}"):
-            await api.delete(f"{SECRETS.format(namespace)}/{ident}")
+            for secret in (ident, pull_secret_name(ident)):
+                await api.delete(f"{SECRETS.format(namespace)}/{secret}")
             await api.delete(f"{CONFIG_MAPS.format(namespace)}/{ident}")
 
     async def owned(self, where: Where) -> list[tuple[Fields, list[Fields]]]:

@@ -64,7 +64,6 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     volumes: tuple[Manifest, ...] = ()
     annotations: dict[str, str] = {}
     grace_s: int = GRACE_S
-    pull_secret: str | None = None
 
 
 class Restarts(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +78,11 @@ def object_name(owner: str, cluster: str) -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", cluster.lower()).strip("-")
     slug = slug if slug[:1].isalpha() else f"c-{slug}"
     return f"{slug[: LONGEST_NAME - 9].strip('-')}-{hashlib.sha256(f'{owner}/{cluster}'.encode()).hexdigest()[:8]}"
+
+
+def pull_secret_name(ident: str) -> str:
+    """Of the Secret with the task's own login to the registry of its image, by the name of the cluster's objects."""
+    return f"{ident}-pull"
 
 
 def labels_of(context: JobSetContext, cluster: str) -> dict[str, str]:
@@ -169,24 +173,25 @@ def _job(context: JobSetContext, cluster: str, order: Order, container: Containe
             "labels": labels_of(context, cluster),
             "annotations": {NAME: cluster} | container.annotations,
         },
-        "spec": _pod(context, order, container),
+        "spec": _pod(context, cluster, order, container),
     }
     return spec
 
 
-def _pod(context: JobSetContext, order: Order, container: Container) -> Manifest:
+def _pod(context: JobSetContext, cluster: str, order: Order, container: Container) -> Manifest:
     tpu, settings = slice_of(order), context.settings
     pod: Manifest = {"restartPolicy": "Never", "terminationGracePeriodSeconds": container.grace_s}
     if selector := node_selector(order, tpu):
         pod["nodeSelector"] = selector
     if tolerations := _tolerations(order, tpu):
         pod["tolerations"] = tolerations
-    if settings.priority_class:
-        pod["priorityClassName"] = settings.priority_class
+    if priority := order.priority_class or settings.priority_class:
+        pod["priorityClassName"] = priority
     if account := order.service_account or settings.service_account:
         pod["serviceAccountName"] = account
-    if secret := container.pull_secret or settings.pull_secret:
-        pod["imagePullSecrets"] = [{"name": secret}]
+    own = pull_secret_name(object_name(context.owner, cluster)) if order.pull_login else None
+    if secrets := [{"name": name} for name in (own, settings.pull_secret) if name]:
+        pod["imagePullSecrets"] = secrets
     if settings.host_network and tpu is not None:
         # Chips reach other slices through the node's own network cards; a pod network in between costs bandwidth.
         pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}

@@ -42,6 +42,7 @@ from podway.providers.gke.manifests import (
     OWNER,
     JobSetContext,
     object_name,
+    pull_secret_name,
 )
 from podway.providers.gke.offers import find_offers
 from podway.providers.gke.one_shot import render_one_shot
@@ -50,10 +51,18 @@ from podway.providers.gke.pod_ports import ACCEPTED, relay_words
 from podway.providers.gke.pod_volumes import uses_driver
 from podway.providers.gke.pool_render import CREATE_POOL, grows_from_zero, plan_pools, with_pools
 from podway.providers.gke.render import AGENT_FILE, HOME, render, with_agent
-from podway.providers.gke.runs import belongs_to, is_one_shot, one_shot_observation, run_observation, secret_of
+from podway.providers.gke.runs import (
+    belongs_to,
+    has_pull_secret,
+    is_one_shot,
+    one_shot_observation,
+    pull_secret_of,
+    run_observation,
+    secret_of,
+)
 from podway.providers.gke.state import condition_of, observation, waits_for_admission, worker_of
 from podway.providers.gke.streams import OPEN_S, run_in_pod
-from podway.task.task import Resources, Task
+from podway.task.task import Registry, Resources, Task
 from podway.task.volumes import VolumeSpec
 
 _PATHS = {"ConfigMap": CONFIG_MAPS, "Secret": SECRETS, "JobSet": JOBSETS}
@@ -113,6 +122,17 @@ class GkeProvider:
         await self._create(request.name, where, [with_agent(body) for body in _objects(request)])
         await self._make_pools(request, where)
 
+    async def keep_login(self, request: Request, registry: Registry, password: str) -> None:
+        """A pull secret of the cluster's own, after the ConfigMap that marks it. One that is there gets the password of today."""
+        where, (*first, jobset) = _where(request), _objects(request)
+        await self._create(request.name, where, [with_agent(body) for body in first])
+        api, body = self.clusters.api(where.context), pull_secret_of(jobset, registry, password)
+        try:
+            await api.create(SECRETS.format(where.namespace), body)
+        except Conflict:
+            path = f"{SECRETS.format(where.namespace)}/{body['metadata']['name']}"
+            await api.patch(path, {"data": body["data"]})
+
     async def submit_one_shot(self, request: Request, secrets: Mapping[str, str]) -> None:
         """Create the Secret too, and have all of it go with the JobSet."""
         where, bodies = _where(request), _objects(request)
@@ -123,6 +143,8 @@ class GkeProvider:
         made = await api.get(f"{JOBSETS.format(where.namespace)}/{ident}")
         for body in parts:
             await api.patch(f"{_PATHS[body['kind']].format(where.namespace)}/{ident}", belongs_to(made))
+        if has_pull_secret(jobset):
+            await api.patch(f"{SECRETS.format(where.namespace)}/{pull_secret_name(ident)}", belongs_to(made))
         await self._make_pools(request, where)
 
     async def _make_pools(self, request: Request, where: Where) -> None:
@@ -140,7 +162,7 @@ class GkeProvider:
 
     async def _create(self, name: str, where: Where, bodies: list[Fields]) -> None:
         api = self.clusters.api(where.context)
-        if uses_driver(bodies[-1]):
+        if any(body["kind"] == "JobSet" and uses_driver(body) for body in bodies):
             await check_driver(api)
         self.clusters.remember(name, where)
         for body in bodies:
@@ -241,6 +263,7 @@ class GkeProvider:
             ident = object_name(resource.owner, resource.cluster)
             for path in (JOBSETS, SECRETS, CONFIG_MAPS):
                 await api.delete(f"{path.format(where.namespace)}/{ident}")
+            await api.delete(f"{SECRETS.format(where.namespace)}/{pull_secret_name(ident)}")
 
     async def ensure_agent(self, host: Host) -> None:
         """The pod starts its agent by itself. One of another version gives way to this one's when no job runs there."""

@@ -1,4 +1,4 @@
-"""One-shot runs: what a JobSet and its pods say of one, and the Secret that goes with it. Pure.
+"""One-shot runs: what a JobSet and its pods say of one, and the Secrets that go with it. Pure.
 
 JobSet restarts a run by itself: `restarts` counts it, and the pods of the latest attempt carry that number. A run has begun when
 every pod of it has; from then on it counts as ready, also while JobSet replaces its pods and when all have ended. The pods of the
@@ -6,12 +6,14 @@ attempt before are there until JobSet has deleted them, and so is what they prin
 """
 
 import base64
+import json
 from collections.abc import Mapping
 from datetime import datetime
 
+from podway.images.reference import DOCKER_HUB, HUB_ADDRESS, parse_reference
 from podway.order import Host
 from podway.providers import Observation, RunObservation, RunRank
-from podway.providers.gke.manifests import NAME, ONE_SHOT, RESTART_ATTEMPT, SLICE, Manifest
+from podway.providers.gke.manifests import NAME, ONE_SHOT, RESTART_ATTEMPT, SLICE, Manifest, pull_secret_name
 from podway.providers.gke.one_shot import IN_SETUP
 from podway.providers.gke.state import (
     Fields,
@@ -22,8 +24,11 @@ from podway.providers.gke.state import (
     waiting_observation,
     why_waiting,
 )
+from podway.task.task import Registry
 
 _BEGUN = ("Running", "Succeeded", "Failed")
+# Docker Hub's names, and the one that a login to it is kept under (Kubernetes, "Pull an Image from a Private Registry").
+_HUB, _HUB_KEY = (DOCKER_HUB, HUB_ADDRESS, "index.docker.io"), "https://index.docker.io/v1/"
 
 
 def is_one_shot(jobset: Fields) -> bool:
@@ -72,15 +77,39 @@ def run_observation(seen: Seen) -> RunObservation:
 
 def secret_of(jobset: Manifest, secrets: Mapping[str, str]) -> Manifest:
     """The Secret that the run's pods take their environment from."""
+    return _secret(jobset, jobset["metadata"]["name"], "Opaque", secrets)
+
+
+def pull_secret_of(jobset: Manifest, registry: Registry, password: str) -> Manifest:
+    """The Secret that the pods' image is pulled with, as `kubectl create secret docker-registry` makes it."""
+    server = registry.server or parse_reference(_pod_spec(jobset)["containers"][0]["image"]).registry
+    both = base64.b64encode(f"{registry.username}:{password}".encode()).decode()
+    entry = {"username": registry.username, "password": password, "auth": both}
+    config = {"auths": {_HUB_KEY if server in _HUB else server: entry}}
+    name = pull_secret_name(jobset["metadata"]["name"])
+    return _secret(jobset, name, "kubernetes.io/dockerconfigjson", {".dockerconfigjson": json.dumps(config)})
+
+
+def has_pull_secret(jobset: Manifest) -> bool:
+    """Whether its pods pull their image with a login of the task's own."""
+    own = pull_secret_name(jobset["metadata"]["name"])
+    return any(one["name"] == own for one in _pod_spec(jobset).get("imagePullSecrets") or ())
+
+
+def _pod_spec(jobset: Manifest) -> Manifest:
+    spec: Manifest = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return spec
+
+
+def _secret(jobset: Manifest, name: str, kind: str, values: Mapping[str, str]) -> Manifest:
     metadata = jobset["metadata"]
-    kept = {key: metadata[key] for key in ("name", "namespace", "labels")}
-    data = {key: base64.b64encode(value.encode()).decode() for key, value in secrets.items()}
+    kept = {key: metadata[key] for key in ("namespace", "labels")}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {**kept, "annotations": {NAME: metadata["annotations"][NAME]}},
-        "type": "Opaque",
-        "data": data,
+        "metadata": {"name": name, **kept, "annotations": {NAME: metadata["annotations"][NAME]}},
+        "type": kind,
+        "data": {key: base64.b64encode(value.encode()).decode() for key, value in values.items()},
     }
 
 
