@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 OWN_CLUSTER := $(if $(filter command,$(origin KUBECONFIG)),$(KUBECONFIG))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test test-long docs test-manual test-newcomer system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-serving bench-autoscale bench-kubernetes bench-plan bench-train bench-aot bench-maxtext bench-files bench-page screenshots clean
+.PHONY: help setup demo test test-long docs test-manual test-newcomer system-packages clients axe lint soak test-kubernetes bench bench-server bench-scale bench-growth bench-postgres bench-gateway bench-serving bench-autoscale bench-kubernetes bench-plan bench-train bench-aot bench-attention bench-maxtext bench-files bench-page screenshots clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -96,6 +96,9 @@ bench-train: setup  ## The training step on this machine, small: a table
 
 bench-aot: setup  ## Training steps and serving programs through the TPU compiler, without a TPU: writes docs/aot.md
 	$(BIN)/python -m tools.bench.aot
+
+bench-attention: setup  ## Cycles of attention over the paged cache beside jax's kernel, by the TPU compiler, without a TPU (10 minutes): docs/serving-internals.md
+	$(BIN)/python -m tools.bench.attention
 
 bench-maxtext: setup  ## MaxText's published recipes beside Podway's plans, through the same TPU compiler, without a TPU: writes docs/aot.md
 	$(BIN)/python -m tools.bench.maxtext

@@ -15,7 +15,8 @@ sees keys that nobody wrote, and its results are not used.
   reference  plain jnp over gathered pages: CPU, and what the kernels are held to
   nvidia     a Pallas kernel (`cache_nvidia.py`), and another for rows that generate, which writes too
              (`decode_nvidia.py`)
-  tpu        jax's ragged paged attention (`cache_tpu.py`)
+  tpu        jax's ragged paged attention (`cache_tpu.py`), and a Pallas kernel for rows that generate, which writes too
+             (`decode_tpu.py`)
 
 Keys and values may be stored in int8, each with a scale for every token and head, or in float8 without one.
 """
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from podway.model.attention import Pattern
-from podway.serve import cache_nvidia, cache_tpu, decode_nvidia
+from podway.serve import cache_nvidia, cache_tpu, decode_nvidia, decode_tpu
 from podway.serve.cache_layout import Cache, Plan
 
 NO_WINDOW = 1 << 30
@@ -100,9 +101,14 @@ def write_and_attend(
     windowed: jax.Array,
 ) -> tuple[jax.Array, Cache]:
     """`write` and `attend` for rows that generate, one query each."""
+    window = jnp.where(windowed, pattern.window or NO_WINDOW, NO_WINDOW).astype(jnp.int32)
+    first = jnp.asarray(layer * plan.pages, jnp.int32)
+    if plan.backend == "tpu":
+        out, pool = decode_tpu.attend(
+            cache.k, q_NHK, k_NGK, v_NGK, cells_N >= 0, tables_NP, first, at_N, window, pattern, plan.interpret
+        )
+        return out, Cache(pool, None, None, None)
     if plan.backend == "nvidia" and cache.k_scale is None:
-        window = jnp.where(windowed, pattern.window or NO_WINDOW, NO_WINDOW).astype(jnp.int32)
-        first = jnp.asarray(layer * plan.pages, jnp.int32)
         out, k, v = decode_nvidia.attend(
             cache, q_NHK, k_NGK, v_NGK, cells_N >= 0, tables_NP, first, at_N, window, pattern, plan.interpret
         )

@@ -270,9 +270,8 @@ def forward(setup: Setup, tree: Tree, state: State, tokens: StepTokens, table_ZP
         cells, blocks = where
         local = plan._replace(heads=k.shape[1])
         out, begin, left = [], 0, list(zip(blocks, sizes, strict=True))
-        rows_alone = (
-            len(left) == 1 or plan.backend == "nvidia"
-        )  # there one kernel stores and attends for rows that generate
+        # On accelerators one kernel stores and attends for rows that generate.
+        rows_alone = len(left) == 1 or plan.backend != "reference"
         if rows_alone and sizes[0] == 1:
             (tables, start), _ = left.pop(0)
             begin = tables.shape[0]
