@@ -32,7 +32,7 @@ from podway.serve.batcher import Limits
 from podway.serve.cache_layout import Backend, KvDtype, Plan
 from podway.serve.engine import Engine
 from podway.serve.quantized import quantizable, quantize, quantize_head, quantized_compute
-from podway.serve.weight_layout import fuse, turn, unstack
+from podway.serve.weight_layout import fuse, over_turned_heads, turn, turn_heads, unstack
 
 GIB = 1 << 30
 
@@ -190,6 +190,8 @@ def build(
         tree = with_room(tree, shape, options.adapters, compute_dtype(options), mesh)
     if _unroll(options, backend):
         tree = unstack(tree, shape.layers)
+    else:
+        tree = turn_heads(tree, shape, mesh)
     if alone:
         tree = turn(fuse(tree), shape)
         if options.quantize == "int8":
@@ -212,13 +214,15 @@ def _alone(options: Options, backend: Backend, tensor: int) -> bool:
 def compute_for(options: Options, max_len: int, turned: bool = False) -> Compute:
     """How the decoder computes for a server of requests that long; `turned`: over the tree of `turn`."""
     kernel: Kernel = "reference"  # of whole sequences: never called here
-    nvidia = (options.backend or cache_layout.default_backend()) == "nvidia"
+    backend = options.backend or cache_layout.default_backend()
     compute = Compute(dtype=compute_dtype(options), rules=SERVE_RULES, kernel=kernel, longest=max_len)
-    if turned and nvidia:
+    if turned and backend == "nvidia":
         compute = replace(compute, add_norm=partial(norm_nvidia.add_norm, interpret=options.interpret))
     if options.quantize not in ("none", "int8"):
         raise UserError(f"unknown quantization {options.quantize!r}", "use none or int8")
-    return quantized_compute(compute, turned) if options.quantize == "int8" else compute
+    if options.quantize == "int8":
+        compute = quantized_compute(compute, turned)
+    return compute if _unroll(options, backend) else over_turned_heads(compute)
 
 
 def spread(shape: ModelShape, tensor: int) -> ModelShape:

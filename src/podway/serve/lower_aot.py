@@ -24,11 +24,13 @@ from podway.model import decoder
 from podway.model.decoder import Tree
 from podway.model.layout import SERVE_RULES, MeshShape
 from podway.model.mesh import abstract_array, described, make_mesh, named_sharding
+from podway.model.params import params
 from podway.model.shape import ModelShape
 from podway.serve.build import Budget, Options, budget, compute_dtype, compute_for, limits_for, plan_for, spread
 from podway.serve.engine import lower_fill_slots, lower_step
 from podway.serve.programs import Setup
 from podway.serve.quantized import quantizable
+from podway.serve.weight_layout import HEADS, turned_place
 
 
 def programs(
@@ -74,13 +76,17 @@ def on_tpu(options: Options) -> Options:
 def abstract_tree(shape: ModelShape, options: Options, mesh: jax.sharding.Mesh) -> Tree:
     """The weights as the engine gets them, without their numbers."""
     tree = decoder.abstract(shape, compute_dtype(options), mesh, SERVE_RULES)
-    if options.quantize != "int8":
-        return tree
-    layers = dict(tree["layers"])
-    for param in quantizable(shape):
+    layers, small = dict(tree["layers"]), {param.name for param in quantizable(shape)}
+    for param in params(shape):
         name = param.name.removeprefix("layers/")
-        kept = [0, *range(1 + param.inputs, len(param.dims))]
-        dims, axes = tuple(param.dims[i] for i in kept), tuple(param.axes[i] for i in kept)
-        layers[name] = abstract_array(param.dims, jnp.int8, layers[name].sharding)
-        layers[f"{name}_scale"] = abstract_array(dims, jnp.float32, named_sharding(mesh, axes, dims, SERVE_RULES))
+        if name not in layers or not param.inputs:
+            continue
+        dims, axes = turned_place(param) if name in HEADS else (param.dims, param.axes)
+        quantized = options.quantize == "int8" and param.name in small
+        dtype = jnp.int8 if quantized else layers[name].dtype
+        layers[name] = abstract_array(dims, dtype, named_sharding(mesh, axes, dims, SERVE_RULES))
+        if quantized:
+            kept = [0, *range(1 + param.inputs, len(param.dims))]
+            dims, axes = tuple(param.dims[i] for i in kept), tuple(param.axes[i] for i in kept)
+            layers[f"{name}_scale"] = abstract_array(dims, jnp.float32, named_sharding(mesh, axes, dims, SERVE_RULES))
     return {**tree, "layers": layers}

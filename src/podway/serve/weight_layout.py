@@ -5,21 +5,28 @@ H200: twice the time of a step). `fuse` then puts matrices that multiply the sam
 reads them all: queries, keys and values become `qkv`, gate and up become `gate_up`. Their biases and the scales of int8
 follow. The decoder takes a layer either way.
 
+`turn_heads` is for layers that are scanned: the matrices of queries, keys and values become (heads, channels, inputs). So the TPU compiler
+reads them; stored otherwise, it copies the whole stack in every dispatch.
+
 `turn` stores matrices of int8 with the outputs first, for `contract_turned`: the compiler's product of a few rows then reads them up to
 1.5 times as fast (docs/perf-notes.md).
 """
 
+from dataclasses import replace
 from math import prod
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from podway.model.decoder import Tree, Weights
-from podway.model.params import params
+from podway.model.decoder import Compute, Tree, Weights, default_gather
+from podway.model.layout import SERVE_RULES
+from podway.model.mesh import named_sharding
+from podway.model.params import Param, params
 from podway.model.shape import ModelShape
 
 GROUPS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "shared_gate_up": ("shared_gate", "shared_up")}
+HEADS = ("q", "k", "v")
 _PARTS = {"": 1, "_bias": 0, "_scale": 0}  # what belongs to a matrix, and the axis of its outputs in one layer
 
 
@@ -49,6 +56,44 @@ def _fuse_layer(layer: Weights) -> Weights:
                 for array in old:
                     array.delete()
     return layer
+
+
+_OUTPUTS_FIRST = (0, 2, 3, 1)  # (L, D, H, K) as (L, H, K, D)
+
+
+def turned_place(param: Param) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Dimensions and axes of one of `HEADS` after `turn_heads`."""
+    return tuple(param.dims[i] for i in _OUTPUTS_FIRST), tuple(param.axes[i] for i in _OUTPUTS_FIRST)
+
+
+def turn_heads(tree: Tree, shape: ModelShape, mesh: jax.sharding.Mesh | None) -> Tree:
+    """The stacked tree with the matrices of heads turned, one array at a time."""
+    layers, table = dict(tree["layers"]), {param.name: param for param in params(shape)}
+    for name in HEADS:
+        dims, axes = turned_place(table[f"layers/{name}"])
+        place = None if mesh is None else named_sharding(mesh, axes, dims, SERVE_RULES)
+        turned = jax.jit(lambda array: array.transpose(_OUTPUTS_FIRST), out_shardings=place)
+        layers[name] = turned(layers.pop(name)).block_until_ready()
+    return {**tree, "layers": layers}
+
+
+def over_turned_heads(compute: Compute) -> Compute:
+    """The same, for a tree that went through `turn_heads`."""
+    inner = compute.gather or default_gather(compute)
+
+    def gather(param: Param, array: jax.Array) -> jax.Array:
+        if param.name.removeprefix("layers/") not in HEADS:
+            return inner(param, array)
+        return array if array.dtype == jnp.int8 else array.astype(compute.dtype)
+
+    def project(name: str, x: jax.Array, weights: Weights, inputs: int) -> jax.Array:
+        if name not in HEADS:
+            return compute.project(name, x, weights, inputs)
+        matrix_HKD, scale = weights[name], weights.get(f"{name}_scale")
+        out = jnp.tensordot(x, matrix_HKD.astype(x.dtype), axes=((x.ndim - 1,), (2,)))
+        return out if scale is None else (out * scale).astype(x.dtype)
+
+    return replace(compute, gather=gather, project=project)
 
 
 def turn(tree: Tree, shape: ModelShape) -> Tree:
