@@ -19,6 +19,7 @@ from podway.model.decoder import Tree
 from podway.model.layout import MeshShape
 from podway.model.mesh import make_mesh
 from podway.model.shape import ModelShape
+from podway.serve import build
 from podway.serve.adapter_registry import AdapterRegistry
 from podway.serve.adapters import AdapterSizes, adapter_bytes, with_room
 from podway.serve.adapters_nvidia import add_adapters, suits
@@ -27,6 +28,7 @@ from tests.serve.live import BYTES, Live, live
 from tests.serve.tiny import LLAMA, MIXTRAL, Runner, all_logits, engine_for, weights
 
 SIZES = AdapterSizes(3, 4)
+AS_ON_TPUS: dict[str, object] = {}  # the matrices of heads are stored with the outputs first
 SMALL = {"max_seqs": 3, "prompt_tokens": 16, "adapters": SIZES}
 
 
@@ -86,13 +88,21 @@ def test_the_gpu_kernel_adds_what_each_row_s_adapter_makes(rows: int) -> None:
         (LLAMA, {"speculate": 3}, 0),
         pytest.param(LLAMA, {"unroll": True}, 0, marks=pytest.mark.long),
         pytest.param(LLAMA, {}, 4, marks=pytest.mark.long),
+        pytest.param(LLAMA, AS_ON_TPUS, 4, marks=pytest.mark.long),
         pytest.param(MIXTRAL, {}, 0, marks=pytest.mark.soak),
     ],
-    ids=["with drafts", "written out and fused", "four devices", "experts"],
+    ids=["with drafts", "written out and fused", "four devices", "four devices, heads as on TPUs", "experts"],
 )
 def test_adapters_in_one_batch_equal_merged_weights(
-    tmp_path: Path, shape: ModelShape, changes: dict[str, object], tensor: int, request: pytest.FixtureRequest
+    tmp_path: Path,
+    shape: ModelShape,
+    changes: dict[str, object],
+    tensor: int,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if changes is AS_ON_TPUS:
+        monkeypatch.setattr(build, "heads_turned", lambda *_: True)
     if tensor:
         request.getfixturevalue("nothing_kept")
     mesh = make_mesh(MeshShape(tensor=tensor), jax.devices()[:tensor]) if tensor else None

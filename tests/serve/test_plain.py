@@ -10,7 +10,8 @@ import pytest
 
 from podway.model import decoder
 from podway.model.decoder import Compute
-from podway.model.layout import SERVE_RULES
+from podway.model.layout import SERVE_RULES, MeshShape
+from podway.model.mesh import make_mesh
 from podway.model.shape import Attention, ModelShape
 from podway.serve.batcher import Limits, Request
 from podway.serve.build import build
@@ -18,7 +19,7 @@ from podway.serve.engine import Engine
 from podway.serve.quantized import quantize, quantize_head, quantized_compute
 from podway.serve.sampling_params import SamplingParams
 from podway.serve.slot_inputs import empty_slot_inputs, is_plain, pack, slot_inputs, unpack
-from podway.serve.weight_layout import fuse, turn, unstack
+from podway.serve.weight_layout import fuse, over_turned_heads, turn, turn_heads, unstack
 from tests.serve.tiny import GEMMA, LLAMA, MIXTRAL, OPTIONS, Runner, greedy, run, weights
 
 BIASED = msgspec.structs.replace(LLAMA, attention=Attention(qkv_bias=True))
@@ -129,3 +130,27 @@ def test_matrices_side_by_side_multiply_the_same(shape: ModelShape, int8: bool) 
             exact = decoder.logits(tree, got, shape, compute)
             np.testing.assert_allclose(decoder.logits(other, got, shape, turned), exact, atol=0.02 * float(exact.std()))
             assert other["head"].dtype == jnp.int8
+
+
+@pytest.mark.parametrize(
+    ("shape", "int8", "devices"), [(LLAMA, False, 2), (LLAMA, True, 2), (GEMMA, True, 1), (MIXTRAL, False, 4), (BIASED, False, 1)],
+    ids=["two devices", "int8 on two devices", "gemma3-int8", "mixtral", "biased"],
+)  # fmt: skip
+@pytest.mark.usefixtures("nothing_kept")
+def test_matrices_of_heads_with_outputs_first_multiply_the_same(shape: ModelShape, int8: bool, devices: int) -> None:
+    tree = jax.tree.map(jnp.copy, weights(shape))
+    compute = Compute(dtype=jnp.float32, rules=SERVE_RULES, kernel="reference")
+    if int8:
+        tree, compute = quantize(tree, shape), quantized_compute(compute)
+    tokens = jnp.asarray([[random.Random(4).randrange(97) for _ in range(20)]])
+
+    def run(tree: decoder.Tree, compute: Compute) -> jax.Array:
+        return jax.jit(lambda tree: decoder.forward(tree, tokens, shape, compute).hidden_BSD)(tree)
+
+    expected = run(tree, compute)
+    mesh = make_mesh(MeshShape(tensor=devices), jax.devices()[:devices])
+    with jax.set_mesh(mesh):
+        turned = turn_heads(tree, shape, mesh)
+        assert turned["layers"]["k"].shape == (shape.layers, shape.kv_heads, shape.d_head, shape.d_model)
+        assert turned["layers"]["k"].sharding.shard_shape(turned["layers"]["k"].shape)[1] == shape.kv_heads // devices
+        np.testing.assert_allclose(run(turned, over_turned_heads(compute)), expected, atol=1e-5)

@@ -190,7 +190,7 @@ def build(
         tree = with_room(tree, shape, options.adapters, compute_dtype(options), mesh)
     if _unroll(options, backend):
         tree = unstack(tree, shape.layers)
-    else:
+    if heads_turned(options, backend):
         tree = turn_heads(tree, shape, mesh)
     if alone:
         tree = turn(fuse(tree), shape)
@@ -204,6 +204,11 @@ def build(
 
 def _unroll(options: Options, backend: Backend) -> bool:
     return options.unroll if options.unroll is not None else backend == "nvidia"
+
+
+def heads_turned(options: Options, backend: Backend) -> bool:
+    """Whether the matrices of heads are stored with the outputs first. CPUs would turn them back for every product."""
+    return backend == "tpu" and not _unroll(options, backend)
 
 
 def _alone(options: Options, backend: Backend, tensor: int) -> bool:
@@ -222,7 +227,7 @@ def compute_for(options: Options, max_len: int, turned: bool = False) -> Compute
         raise UserError(f"unknown quantization {options.quantize!r}", "use none or int8")
     if options.quantize == "int8":
         compute = quantized_compute(compute, turned)
-    return compute if _unroll(options, backend) else over_turned_heads(compute)
+    return over_turned_heads(compute) if heads_turned(options, backend) else compute
 
 
 def spread(shape: ModelShape, tensor: int) -> ModelShape:

@@ -5,8 +5,8 @@ H200: twice the time of a step). `fuse` then puts matrices that multiply the sam
 reads them all: queries, keys and values become `qkv`, gate and up become `gate_up`. Their biases and the scales of int8
 follow. The decoder takes a layer either way.
 
-`turn_heads` is for layers that are scanned: the matrices of queries, keys and values become (heads, channels, inputs). So the TPU compiler
-reads them; stored otherwise, it copies the whole stack in every dispatch.
+`turn_heads` is for layers that are scanned on TPUs: the matrices of queries, keys and values become (heads, channels, inputs), as that
+compiler reads them. Stored otherwise, it copies the whole stack in every dispatch.
 
 `turn` stores matrices of int8 with the outputs first, for `contract_turned`: the compiler's product of a few rows then reads them up to
 1.5 times as fast (docs/perf-notes.md).
