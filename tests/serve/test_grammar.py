@@ -69,14 +69,19 @@ schemas = st.recursive(
         st.builds(
             lambda first, rest: {"type": "array", "prefixItems": [first], "items": rest, "minItems": 1, "maxItems": 3}, inner, inner
         ),
-        st.builds(lambda named: {"$ref": "#/$defs/one", "$defs": {"one": named}}, inner),
         st.builds(lambda options: {"anyOf": options}, st.lists(inner, min_size=1, max_size=3)),
     ),
     max_leaves=6,
 )  # fmt: skip
+ONE, TREE = {"$ref": "#/$defs/one"}, {"$ref": "#/$defs/tree"}
+with_references = schemas.map(
+    lambda named: {
+        **TREE, "$defs": {"one": named, "tree": {"type": "array", "items": {"anyOf": [ONE, TREE]}, "maxItems": 2}}
+    }
+)  # fmt: skip
 
 
-@given(schema=schemas, seed=st.integers(0, 1 << 30))
+@given(schema=schemas | with_references, seed=st.integers(0, 1 << 30))
 def check_json_schemas(grammars: Grammars, schema: dict[str, object], seed: int) -> None:
     try:
         text = walk(grammars.start(Grammar.of("json_schema", schema)), seed)
@@ -119,6 +124,17 @@ def test_what_is_complete_is_valid(grammars: Grammars, check: Callable[[Grammars
 @pytest.mark.parametrize("check", [check_json_schemas, check_choices, check_regular_expressions])
 def test_what_is_complete_is_valid_2000_times(grammars: Grammars, check: Callable[[Grammars], None]) -> None:
     many(check)(grammars)
+
+
+def test_a_schema_that_may_be_itself_is_followed_or_refused(grammars: Grammars) -> None:
+    """The library that checks answers above does not end on such a schema."""
+    endless = {**ONE, "$defs": {"one": {"anyOf": [ONE, {"type": "boolean"}]}}}
+    try:
+        guide = grammars.start(Grammar.of("json_schema", endless))
+    except UserError as error:
+        assert "cannot be followed" in error.what
+    else:
+        assert walk(guide, 1) in ("true", "false")
 
 
 def test_copies_do_not_move_each_other(grammars: Grammars) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,15 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from podway.model.tokenizer import ModelTokenizer
 from podway.serve import completion_output
 from podway.serve import grammar as grammars
+from podway.serve.__main__ import web_config
+from podway.serve.body_weight import weight, weight_outside_strings
 from podway.serve.delivery import Delivery
 from podway.serve.grammar import Grammars
 from podway.serve.http import make_app
@@ -102,15 +107,52 @@ def test_long_texts_are_tokenized_in_threads(server: Live, monkeypatch: pytest.M
 def test_bodies_that_take_long_to_read_are_refused(server: Live) -> None:
     """By count, before they are decoded or looked at one by one."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" + "0," * 1_100_000 + "0]"}}
+    items = [{"type": "message", "role": "user", "content": "hi"}] * 20_000
     answers = {
         "too many values": complete(server, metadata=[{}] * 300_000),
-        "the limit is about": chat(server, messages=[{"role": "assistant", "tool_calls": [call]}]),
+        "1,000,000 numbers": complete(server, **{f"x{number}": 1 for number in range(100_000)}),
+        "20000 items": httpx.post(f"{server.url}/v1/responses", json={"input": items}, timeout=60),
+        "call have too many": chat(server, messages=[{"role": "assistant", "tool_calls": [call]}]),
         "fields, and 256": complete(server, **{f"field{number}": 1 for number in range(300)}),
         "at most 300 words": complete(server, bad_words=["a"] * 301),
         "of at most 256 characters": complete(server, bad_words=["ab" * 200]),
     }
     for words, answer in answers.items():
         assert answer.status_code == 400 and words in answer.json()["error"]["message"], (words, answer.text[:300])
+
+
+def test_marks_in_strings_are_not_values(server: Live) -> None:
+    """A long text of JSON is refused for its length or tokenized, not for its commas."""
+    text = '{"a": [1, 2]}, ' * 60_000
+    assert complete(server, prompt=text).json()["error"]["code"] == "context_length_exceeded"
+    made = httpx.post(f"{server.url}/tokenize", json={"prompt": text}, timeout=60)
+    assert made.json()["count"] == len(text)
+
+
+json_values = st.recursive(
+    st.integers(-9, 9) | st.text('a,:"[{\\\n', max_size=4),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text('b"\\', max_size=3), inner, max_size=4),
+)
+
+
+@given(value=json_values)
+def test_the_weight_of_a_body_is_that_of_its_values(value: object) -> None:
+    raw = json.dumps(value).encode()
+    bare = re.sub(rb'"(\\.|[^"\\])*"', b'""', raw)
+    assert weight_outside_strings(raw) == weight(bare) <= weight(raw)
+
+
+def test_what_is_nested_too_deep_for_a_template_is_refused(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deep(*_: object, **__: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(server.service.tokenizer, "render", deep)
+    refused = chat(server)
+    assert refused.status_code == 400 and "nested too deep" in refused.json()["error"]["message"]
+
+
+def test_idle_connections_outlive_the_pools_of_clients(server: Live) -> None:
+    assert web_config(make_app(server.service), None, None).timeout_keep_alive > 120
 
 
 def test_what_the_prompts_of_a_body_share_is_made_once(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:

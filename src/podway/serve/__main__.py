@@ -24,6 +24,7 @@ from typing import NoReturn
 
 import jax
 import uvicorn
+from starlette.applications import Starlette
 
 from podway.errors import UserError
 from podway.model.compiled import keep_programs
@@ -41,6 +42,9 @@ from podway.serve.replicas import Fleet
 from podway.serve.service import Service
 
 _GRACE = 15  # seconds that other hosts wait for the front's end after a signal, beside the time that it drains
+# Seconds that a connection without a request stays open: longer than the pools of clients and proxies keep theirs (httpx 5 s, nginx 60 s,
+# Go 90 s, LiteLLM 120 s), else one of them sends a request just when it is closed.
+_KEEP_ALIVE = 180
 _FLUSH = 2.0  # seconds in which error events of answers that are given up reach their clients
 
 
@@ -102,10 +106,7 @@ def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.
     service = fleet.service
     args = fleet.args
     app = make_app(service, keys, origins=args.cors_origin, access_log=log if args.access_log else None)
-    config = uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=5, lifespan="off", ssl_certfile=args.tls_cert,
-        ssl_keyfile=args.tls_key,
-    )  # fmt: skip
+    config = web_config(app, args.tls_cert, args.tls_key)
     try:
         config.load()
     except (ssl.SSLError, OSError) as error:
@@ -154,6 +155,14 @@ def _front(fleet: Fleet, shape: ModelShape, options: Options, listening: socket.
     if failed:
         raise failed[0]
     return 0 if served else 1
+
+
+def web_config(app: Starlette, cert: str | None, key: str | None) -> uvicorn.Config:
+    """How the port is served."""
+    return uvicorn.Config(
+        app, log_level="warning", timeout_graceful_shutdown=5, timeout_keep_alive=_KEEP_ALIVE, lifespan="off",
+        ssl_certfile=cert, ssl_keyfile=key,
+    )  # fmt: skip
 
 
 def _worker(fleet: Fleet, shape: ModelShape, options: Options) -> int:

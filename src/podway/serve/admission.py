@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from podway.serve.batcher import Request
+from podway.serve.body_weight import MAX_WEIGHT, TOO_HEAVY, weight
 from podway.serve.grammar import Grammar, Words
 from podway.serve.openai import (
     ChatBody,
@@ -276,7 +277,7 @@ async def render_chat(
     """The text of a conversation up to where the model answers, or goes on with its last message; its body has `size` bytes."""
     if len(messages) > MAX_MESSAGES:
         raise RequestError(f"{len(messages)} messages, and {MAX_MESSAGES} are the limit", param="messages")
-    clean = checked_messages(messages)
+    clean = await service.beside(size > _LONG, checked_messages, messages)
     service.check_length(sum(len(message["content"]) for message in clean), "messages")
     goes_on = bool(body.continue_final_message)
     ask = body.add_generation_prompt is not False and not goes_on
@@ -332,6 +333,8 @@ def _call(call: JsonValue, number: int) -> JsonObject:
         raise RequestError(f"messages[{number}]: a tool call has no function", param="messages")
     arguments = function.get("arguments", "{}")
     if isinstance(arguments, str):
+        if weight(arguments.encode(errors="replace")) > MAX_WEIGHT:
+            raise RequestError(f"messages[{number}]: the arguments of a call have {TOO_HEAVY}", param="messages")
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):

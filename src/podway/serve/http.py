@@ -25,9 +25,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from podway import __version__
 from podway.errors import UserError
 from podway.serve.admission import AdmittedRequest, admit_chat, admit_completion, render_chat
+from podway.serve.body_weight import MAX_WEIGHT, TOO_HEAVY, weight, weight_outside_strings
 from podway.serve.chat_output import chat_events, whole_chat
 from podway.serve.completion_output import completion_events, whole_completion
 from podway.serve.openai import (
+    B,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -76,7 +78,9 @@ def make_app(
         Route("/version", _version),
         Route("/openapi.json", _openapi),
     ]
-    handlers: dict[Any, Any] = {UserError: _user_error, HTTPException: _http_error, Exception: _server_error}
+    handlers: dict[Any, Any] = {
+        UserError: _user_error, HTTPException: _http_error, RecursionError: _too_deep, Exception: _server_error
+    }  # fmt: skip
     middleware = [Middleware(AuthMiddleware, keys=tuple(keys))]
     if origins:  # outside: a browser asks before it sends a key
         seen = ["x-request-id", "x-ignored-fields"]
@@ -163,6 +167,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return ApiResponse(error_body(refused), error.status_code, headers=error.headers)
 
 
+async def _too_deep(request: Request, error: Exception) -> Response:
+    """What can be decoded may still be nested too deep for what is done with it: a template, a schema that is written again."""
+    return ApiResponse(error_body(RequestError("the body is nested too deep")), 400)
+
+
 async def _server_error(request: Request, error: Exception) -> Response:
     refused = RequestError("the server failed on this request; its log says why", status=500)
     return ApiResponse(error_body(refused), 500)
@@ -179,6 +188,16 @@ async def _body(request: Request) -> bytes:
     except ClientDisconnect:
         raise RequestError("the client went away", status=499) from None
     return bytes(whole)
+
+
+async def _read(service: Service, request: Request, kind: type[B]) -> tuple[B, list[str], int]:
+    """The body, the names of its fields that nothing here knows, and its size in bytes."""
+    raw = await _body(request)
+    if weight(raw) > MAX_WEIGHT and await service.beside(True, weight_outside_strings, raw) > MAX_WEIGHT:
+        raise RequestError(f"the body has {TOO_HEAVY}")
+    body, ignored = read(raw, kind)
+    await asyncio.sleep(0)  # a large one took its time
+    return body, ignored, len(raw)
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -200,7 +219,7 @@ def _model(service: Service) -> Handler:
 
 def _load_adapter(service: Service) -> Handler:
     async def load(request: Request) -> Response:
-        body, _ = read(await _body(request), LoadAdapterBody)
+        body, _, _ = await _read(service, request, LoadAdapterBody)
         await service.beside(True, service.load_adapter, body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
@@ -209,7 +228,7 @@ def _load_adapter(service: Service) -> Handler:
 
 def _unload_adapter(service: Service) -> Handler:
     async def unload(request: Request) -> Response:
-        body, _ = read(await _body(request), UnloadAdapterBody)
+        body, _, _ = await _read(service, request, UnloadAdapterBody)
         service.unload_adapter(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -222,11 +241,10 @@ async def _no_embeddings(request: Request) -> Response:
 
 def _tokenize(service: Service) -> Handler:
     async def tokenize(request: Request) -> Response:
-        raw = await _body(request)
-        body, _ = read(raw, TokenizeBody)
+        body, _, size = await _read(service, request, TokenizeBody)
         if body.messages is not None:
             chat = ChatBody(messages=body.messages, add_generation_prompt=body.add_generation_prompt)
-            text, special = await render_chat(service, body.messages, chat, [], len(raw)), False
+            text, special = await render_chat(service, body.messages, chat, [], size), False
         elif body.prompt is not None:
             text, special = body.prompt, body.add_special_tokens is not False
         else:
@@ -241,7 +259,7 @@ def _tokenize(service: Service) -> Handler:
 
 def _detokenize(service: Service) -> Handler:
     async def detokenize(request: Request) -> Response:
-        body, _ = read(await _body(request), DetokenizeBody)
+        body, _, _ = await _read(service, request, DetokenizeBody)
         service.check_ids(body.tokens, "tokens")
         text = await service.beside(len(body.tokens) > 1024, service.tokenizer.decode, body.tokens, False)
         return ApiResponse({"prompt": text})
@@ -290,8 +308,7 @@ Events = Callable[[Service, AdmittedRequest], AsyncIterator[JsonObject]]
 
 def _completions(service: Service) -> Handler:
     async def completions(request: Request) -> Response:
-        body, ignored = read(await _body(request), CompletionBody)
-        await asyncio.sleep(0)
+        body, ignored, _ = await _read(service, request, CompletionBody)
         call = await admit_completion(service, body)
         return _naming(await respond(service, request, call, whole_completion, completion_events), ignored)
 
@@ -300,10 +317,8 @@ def _completions(service: Service) -> Handler:
 
 def _chat(service: Service) -> Handler:
     async def chat(request: Request) -> Response:
-        raw = await _body(request)
-        body, ignored = read(raw, ChatBody)
-        await asyncio.sleep(0)  # a large body took its time
-        call = await admit_chat(service, body, len(raw))
+        body, ignored, size = await _read(service, request, ChatBody)
+        call = await admit_chat(service, body, size)
         return _naming(await respond(service, request, call, whole_chat, chat_events), ignored)
 
     return chat
@@ -311,10 +326,8 @@ def _chat(service: Service) -> Handler:
 
 def _responses(service: Service) -> Handler:
     async def responses(request: Request) -> Response:
-        raw = await _body(request)
-        body, ignored = read(raw, ResponsesBody)
-        await asyncio.sleep(0)
-        call, writer = await admit_chat(service, chat_body(body), len(raw)), ResponseWriter(body)
+        body, ignored, size = await _read(service, request, ResponsesBody)
+        call, writer = await admit_chat(service, chat_body(body), size), ResponseWriter(body)
         call.id = call.id.replace("chatcmpl-", "resp_")
         made = await respond(
             service, request, call, lambda _, call: writer.whole(call), lambda _, call: writer.events(call)

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from podway.serve.admission import AdmittedRequest
+from podway.serve.admission import MAX_MESSAGES, AdmittedRequest
 from podway.serve.chat_output import message_of
 from podway.serve.openai import ChatBody, JsonObject, JsonValue, RequestError
 from podway.serve.output_events import CallArguments, CallStart, Content, Event, Reasoning
 from podway.serve.responses import Answer, usage
 
+MAX_ITEMS = 4 * MAX_MESSAGES  # several calls are one message
 _KINDS: dict[type[Event], str] = {Content: "message", Reasoning: "reasoning", CallStart: "function_call"}
 
 
@@ -46,6 +47,8 @@ def chat_body(body: ResponsesBody) -> ChatBody:
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise RequestError(f"{name} is not supported: this server keeps no responses", param=name)
+    if len(body.input) > MAX_ITEMS and not isinstance(body.input, str):
+        raise RequestError(f"{len(body.input)} items, and {MAX_ITEMS} are the limit", param="input")
     messages: list[JsonObject] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
