@@ -147,11 +147,32 @@ def test_copies_do_not_move_each_other(grammars: Grammars) -> None:
 @pytest.mark.parametrize(
     ("kind", "value"),
     [("regex", "("), ("choice", []), ("choice", [""]), ("lark", "start: missing"), ("json_schema", {"type": "nothing"}),
-     ("structural_tag", {"structures": [{}], "triggers": []}), ("choice", ["x" * (1 << 18)])],
+     ("structural_tag", {"structures": [{}], "triggers": []}), ("structural_tag", {"structures": [], "triggers": []}),
+     ("structural_tag", {"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": [""]}), ("structural_tag", []),
+     ("structural_tag", {"structures": [{"begin": 1, "schema": [], "end": None}], "triggers": ["a"]}),
+     ("structural_tag", {"format": {"type": "sequence", "elements": []}}),
+     ("structural_tag", {"format": {"type": "triggered_tags", "triggers": ["a"], "tags": [], "at_least_one": True}}),
+     ("choice", ["x" * (1 << 18)])],
 )  # fmt: skip
 def test_what_cannot_be_followed(grammars: Grammars, kind: str, value: object) -> None:
     with pytest.raises(UserError, match=kind):
         grammars.start(Grammar.of(kind, value))
+
+
+TAG = {"begin": "<f>", "end": "</f>"}
+
+
+@pytest.mark.parametrize("tag", [
+    {"structures": [{**TAG, "schema": {"type": "boolean"}}], "triggers": ["<f"]},
+    {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<f"], "tags": [
+        {**TAG, "content": {"type": "json_schema", "json_schema": {"type": "boolean"}}},
+    ]}},
+])  # fmt: skip
+def test_what_stands_in_a_tag_follows_its_schema_in_both_spellings(grammars: Grammars, tag: object) -> None:
+    guide = grammars.start(Grammar.of("structural_tag", tag))
+    guide.advance(list(b"well <f>true</f> and"))
+    with pytest.raises(GuideError):
+        guide.advance(list(b" <f>3"))
 
 
 def test_a_token_that_is_not_allowed_is_an_error(grammars: Grammars, tmp_path: Path) -> None:

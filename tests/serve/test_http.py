@@ -262,10 +262,17 @@ def test_pages_for_machines(server: Live) -> None:
     text = httpx.get(f"{server.url}/metrics").text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     for name in ("num_requests_running", "time_to_first_token_seconds", "kv_cache_usage_perc", "generation_tokens",
-                 "request_success", "prefix_cache_hits", "inter_token_latency_seconds", "e2e_request_latency_seconds"):  # fmt: skip
+                 "request_success", "prefix_cache_hits", "inter_token_latency_seconds", "e2e_request_latency_seconds",
+                 "request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds",
+                 "request_time_per_output_token_seconds", "request_params_max_tokens", "iteration_tokens_total"):  # fmt: skip
         assert all(sample.labels["model_name"] == "tiny" for sample in families[f"vllm:{name}"].samples), name
     counted = {sample.name: sample.value for sample in families["vllm:generation_tokens"].samples}
     assert counted["vllm:generation_tokens_total"] > 0
+    ended = {
+        part: sum(s.value for s in families[f"vllm:request_{part}_time_seconds"].samples if s.name.endswith("_sum"))
+        for part in ("prefill", "decode", "inference")
+    }
+    assert ended["prefill"] > 0 and ended["inference"] >= ended["decode"] > 0
     paths = httpx.get(f"{server.url}/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize"} <= set(paths)
 

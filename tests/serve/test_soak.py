@@ -76,7 +76,7 @@ def test_1000_streams_with_disconnects_leave_nothing(server: Live) -> None:
     )
     assert not failures, failures[:5]
     assert counts["left"] > 100 or streams < 1000
-    assert server.loop._waiting == 0 and not server.loop._arrived and not server.loop._scored
+    assert server.loop._waiting == 0 and not server.loop._times and not server.loop._scored
     assert server.tasks() <= tasks + 2 and process.num_fds() <= files + 10
     assert memory[-1] < 1.3 * memory[len(memory) // 2], "memory grows"
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from podway.errors import UserError
 from podway.extras import load
 from podway.model.tokenizer import ModelTokenizer
+from podway.serve import structural_tags
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -168,31 +169,13 @@ def _llguidance_text(grammar: Grammar, tokenizer: ModelTokenizer) -> str:
             return LLMatcher.grammar_from_regex("|".join(map(_escaped, options)))
         raise ValueError("an option is empty")
     if grammar.kind == "structural_tag":
-        return _structural_tag(value, tokenizer)
+        return structural_tags.llguidance_text(value, tokenizer)
     return LLMatcher.grammar_from_lark(str(value))
 
 
 def _escaped(text: str) -> str:
     """A text as a regular expression for exactly it."""
     return "".join(c if c.isalnum() and c.isascii() else f"\\x{{{ord(c):x}}}" for c in text)
-
-
-def _structural_tag(value: dict[str, Any], tokenizer: ModelTokenizer) -> str:
-    """Free text, and inside each pair of tags its own schema: {structures: [{begin, schema, end}], triggers: [...]}."""
-    from llguidance import StructTag
-
-    try:
-        tags = [
-            StructTag(begin=one["begin"], grammar=one["schema"], end=one["end"], trigger=_trigger(value, one["begin"]))
-            for one in value["structures"]
-        ]
-    except (KeyError, TypeError, StopIteration):
-        raise ValueError("structures need begin, schema and end, and a trigger that begins each") from None
-    return StructTag.to_grammar(tags, assume_special=all(tokenizer.is_special(tag.trigger) for tag in tags))
-
-
-def _trigger(value: dict[str, Any], begin: str) -> str:
-    return next(str(trigger) for trigger in value["triggers"] if begin.startswith(trigger))
 
 
 class Guide:

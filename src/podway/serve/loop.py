@@ -83,6 +83,15 @@ class Loop(Protocol):
     def stop(self) -> None: ...
 
 
+class RequestTimes(msgspec.Struct):
+    """When it arrived, got a slot, and had its first and its last token; 0: not yet."""
+
+    arrived: float
+    began: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+
 class EngineLoop:
     """Owns the engine and the batcher; everything else talks to it through `submit` and `cancel`."""
 
@@ -97,8 +106,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix="launch")
         self._under_way: deque[Future[InFlightStep]] = deque()
-        self._arrived: dict[int, float] = {}
-        self._last_token: dict[int, float] = {}
+        self._times: dict[int, RequestTimes] = {}
         self._scored: dict[int, list[TokenScore]] = {}
         self._drafted = (metrics.drafts, metrics.draft_tokens, metrics.accepted_tokens)
         self.failure: BaseException | None = None
@@ -149,7 +157,7 @@ class EngineLoop:
             self._left_queue()
             _listener(request).on_update(TokenUpdate(finish="error", error=error))
             return
-        self._arrived[request.number] = arrived
+        self._times[request.number] = RequestTimes(arrived)
 
     def _leave(self, request: Request) -> None:
         if request.finish is None and request.number >= 0:
@@ -200,14 +208,18 @@ class EngineLoop:
             for request in step.admitted:
                 if not request.preemptions:
                     self._left_queue()
-                    self.metrics.queue_seconds.observe(time.monotonic() - self._arrived[request.number])
+                    times = self._times[request.number]
+                    times.began = time.monotonic()
+                    self.metrics.queue_seconds.observe(times.began - times.arrived)
             masks, failed = _masks(step)
             prepared = self.engine.prepare(step, masks)
             self._under_way.append(self._launcher.submit(self.engine.launch, prepared))
             for request, error in failed:  # what the step makes of them is not read
                 self._fail(request, error)
             self.metrics.steps.inc(of="mixed" if step.pieces else "decode")
-            self.metrics.prompt_tokens.inc(sum(piece.count for piece in step.pieces))
+            computed = sum(piece.count for piece in step.pieces)
+            self.metrics.prompt_tokens.inc(computed)
+            self.metrics.step_tokens.observe(computed + len(step.rows))
         if self._under_way and (step is None or len(self._under_way) > DEPTH):
             self._read(self._under_way.popleft().result())
         self._count()
@@ -243,10 +255,7 @@ class EngineLoop:
             prompt = self._scored.pop(request.number, None) if first else None
             listener.on_update(TokenUpdate(emitted.tokens, scores, prompt, request.cached, emitted.finish))
             if emitted.finish is not None:
-                self.metrics.request_seconds.observe(now - self._arrived[request.number])
-                self.metrics.request_prompt.observe(request.prompt_len)
-                self.metrics.request_answer.observe(len(request.tokens) - request.prompt_len)
-                self.metrics.finished.inc(of=emitted.finish)
+                self._count_end(request, emitted.finish, now)
                 self._forget(request)
 
     def _read_prompt_scores(self, flight: InFlightStep) -> None:
@@ -266,19 +275,33 @@ class EngineLoop:
         """Several tokens of one step came at even gaps, as far as anyone can tell."""
         if not tokens:
             return
-        m, number = self.metrics, request.number
+        m, times = self.metrics, self._times[request.number]
         if first:
-            m.first_token_seconds.observe(now - self._arrived[number])
+            times.first = now
+            m.first_token_seconds.observe(now - times.arrived)
+            m.prefill_seconds.observe(now - times.began)
             m.cache_queries.inc(request.prompt_len)
             m.cache_hits.inc(request.cached)
-        elif (last := self._last_token.get(number)) is not None:
-            m.token_seconds.observe((now - last) / tokens, tokens)
-        self._last_token[number] = now
+        elif times.last:
+            m.token_seconds.observe((now - times.last) / tokens, tokens)
+        times.last = now
         m.answer_tokens.inc(tokens)
 
+    def _count_end(self, request: Request, finish: str, now: float) -> None:
+        m, times, made = self.metrics, self._times[request.number], len(request.tokens) - request.prompt_len
+        m.request_seconds.observe(now - times.arrived)
+        m.inference_seconds.observe(now - times.began)
+        if times.first:
+            m.decode_seconds.observe(now - times.first)
+        if made > 1:
+            m.mean_token_seconds.observe((now - times.first) / (made - 1))
+        m.request_prompt.observe(request.prompt_len)
+        m.request_answer.observe(made)
+        m.request_limit.observe(request.limit - request.prompt_len)
+        m.finished.inc(of=finish)
+
     def _forget(self, request: Request) -> None:
-        self._last_token.pop(request.number, None)
-        self._arrived.pop(request.number, None)
+        self._times.pop(request.number, None)
         self._scored.pop(request.number, None)
 
     def _left_queue(self) -> None:

@@ -92,9 +92,18 @@ class Metrics(Collector):
         self.queue_seconds = Histogram("vllm:request_queue_time_seconds", "From arrival to a slot")
         self.first_token_seconds = Histogram("vllm:time_to_first_token_seconds", "From arrival to the first token")
         self.token_seconds = Histogram("vllm:inter_token_latency_seconds", "From one token to the next")
+        self.prefill_seconds = Histogram("vllm:request_prefill_time_seconds", "From a slot to the first token")
+        self.decode_seconds = Histogram("vllm:request_decode_time_seconds", "From the first token to the end")
+        self.inference_seconds = Histogram("vllm:request_inference_time_seconds", "From a slot to the end")
+        self.mean_token_seconds = Histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Time of decoding for each token after the first, of a request",
+        )
         self.request_seconds = Histogram("vllm:e2e_request_latency_seconds", "From arrival to the end")
         self.request_prompt = Histogram("vllm:request_prompt_tokens", "Tokens of the prompt of a request", _TOKENS)
         self.request_answer = Histogram("vllm:request_generation_tokens", "Tokens of the answer of a request", _TOKENS)
+        self.request_limit = Histogram("vllm:request_params_max_tokens", "Tokens that an answer might have", _TOKENS)
+        self.step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens of prompts and rows in a step", _TOKENS)
         self.drafts = Number("vllm:spec_decode_num_drafts", counter, "Drafts of speculative decoding")
         self.draft_tokens = Number("vllm:spec_decode_num_draft_tokens", counter, "Tokens in drafts")
         self.accepted_tokens = Number(
