@@ -79,6 +79,15 @@ def test_the_router_takes_traffic_when_it_lists_a_worker_of_every_role() -> None
         assert decide(found, bare).service.state is ServiceState.STARTING
     assert [one.number for one in taking_traffic(found, ALL[:3])] == [1]
     assert taking_traffic(found, [ALL[0], ALL[1]]) == [] and taking_traffic(found, ALL[1:]) == []
+    # What a worker does may stand in its own answers alone: then it is what the router says it is.
+    plain = service(revisions=(grouped(ROUTER, group("prefill"), group("decode")),))
+    told = {2: "prefill", 3: "decode"}
+    for listed, takes in (((2,), []), ((3,), []), ((2, 3), [1])):
+        roles = {number: told[number] for number in listed}
+        seen = [msgspec.structs.replace(ALL[0], workers=listed, worker_roles=roles), *ALL[1:3]]
+        assert [one.number for one in taking_traffic(plain, seen)] == takes
+    gone = [msgspec.structs.replace(ALL[0], workers=(2, 3), worker_roles=told), ALL[1]]
+    assert taking_traffic(plain, gone) == []  # the only one that decodes
     dynamo = service(revisions=(grouped(group("router", router="dynamo"), PREFILL, DECODE),))
     assert [one.number for one in taking_traffic(dynamo, [ready(1, "router"), *ALL[1:]])] == [1]
     alike = service(revisions=(grouped(group("small"), group("large")),))
@@ -99,14 +108,27 @@ def test_an_update_of_one_group_leaves_the_others_alone() -> None:
     assert [one.revision for one in step.replicas] == [2, 2, 1, 1]
     assert [(one.group, one.revision) for one in step.create] == [("decode", 2)]
     new = [*step.replicas, ready(5, "decode", revision=2), ready(6, "decode", revision=2)]
-    done = decide(step.service, new)
-    assert [one.state for one in done.replicas] == [R.READY, R.READY, R.DRAINING, R.DRAINING, R.READY, R.READY]
+    # An old worker leaves when the router lists another in its place, and not when that is merely ready.
+    for listed, leave in (((2, 3, 4), []), ((2, 3, 4, 6), [4]), ((2, 3, 4, 5, 6), [3, 4])):
+        new[0] = msgspec.structs.replace(new[0], workers=listed)
+        done = decide(step.service, new)
+        assert [one.number for one in done.replicas if one.state is R.DRAINING] == leave
+        assert {one.state for one in done.replicas if one.number not in leave} == {R.READY}
+        assert [one.number for one in taking_traffic(done.service, done.replicas)] == [1]
     back = service_changes.roll_to(done.service, 1)
     assert [one.revision for one in decide(back, [*step.replicas[:2], *new[4:]]).replicas] == [1, 1, 2, 2]
     # Two groups after each other: what did not change is that of the first revision still.
     third = grouped(ROUTER, msgspec.structs.replace(PREFILL, run="faster"), task.service.groups[2]).task  # type: ignore[union-attr]
     found3 = service_changes.differences(rolling.current, third, (), False)
     assert service_changes.unchanged_groups(rolling.current, third, found3) == {"router": 1, "decode": 2}
+
+
+def test_of_workers_that_are_too_many_those_leave_first_that_get_no_requests() -> None:
+    found = decide(service(revisions=(grouped(),)), ALL).service
+    fewer = service_changes.scale(found, 1, 1, "decode")
+    for listed, leaves in (((2, 3, 4), 4), ((2, 4), 3)):
+        rows = [msgspec.structs.replace(ALL[0], workers=listed), *ALL[1:]]
+        assert [one.number for one in decide(fewer, rows).replicas if one.state is R.DRAINING] == [leaves]
 
 
 @pytest.mark.parametrize("what", ["env", "secrets", "files", "port"])

@@ -7,6 +7,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from podway.control.router_lists import last_of_role
 from podway.control.router_workers import HostPort, RouterWorkers, WorkerTarget, payload
 from podway.task.task import RoutedWorker
 
@@ -79,6 +80,10 @@ def test_the_list_follows_what_is_wanted() -> None:
         assert changed.is_set() and kept.complete
         roles = {one["url"]: one["worker_type"] for one in router.workers.values()}
         assert roles == {"http://10.0.0.1:8000": "regular", "http://10.0.0.2:8000": "decode"}
+        assert kept.roles == {
+            1: "regular",
+            2: "decode",
+        }  # by the router's word: the commands of the second do not say it
         router.workers.clear()  # it was restarted
         kept.want({2: target(2)}, lambda _: cast(HostPort, told))
         await until((2,))
@@ -94,6 +99,23 @@ def test_the_list_follows_what_is_wanted() -> None:
         kept.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("roles", "leaving", "stay"),
+    [
+        ({1: "prefill", 2: "decode", 3: "decode"}, [3], []),
+        ({1: "prefill", 2: "decode"}, [2], [2]),
+        ({1: "prefill", 2: "decode", 3: "decode"}, [2, 3], [2, 3]),
+        ({1: "prefill", 2: "decode"}, [1, 2], [1, 2]),
+        ({1: "prefill"}, [2], []),  # off the list already
+    ],
+)
+def test_the_last_worker_of_a_role_stays_until_requests_are_held(
+    roles: dict[int, str], leaving: list[int], stay: list[int]
+) -> None:
+    """Taken off earlier, its router would answer 503 to what a gateway sends before it is told to hold requests."""
+    assert sorted(last_of_role({number: target(number) for number in leaving}, roles)) == stay
 
 
 @pytest.mark.parametrize(

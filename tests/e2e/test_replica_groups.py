@@ -144,13 +144,49 @@ def test_prefill_and_decode_behind_their_router(pod: Podway) -> None:
 
     kept = {one.number for one in of_group(pod, "prefill") + of_group(pod, "0")}
     assert pod.client.apply_service(file(PD, then="later")).change == "roll"
-    wait_until(lambda: revisions(pod) == {2}, 120, "the new decode worker")
+    # `ask` raises on any answer but 200, so no request may fail in between.
+    wait_until(lambda: ask(pod) == ["first", "later"], 120, "the new decode worker")
     settled(pod)
     assert ask(pod) == ["first", "later"]
     assert {one.number for one in of_group(pod, "prefill") + of_group(pod, "0")} == kept
     assert revisions(pod) == {2}
     with pytest.raises(UserError, match="no canary"):
         pod.client.apply_service(file(PD, then="last"), canary=0.1)
+    ended(pod)
+
+
+@needs_networks
+@pytest.mark.long
+def test_no_request_fails_while_the_workers_of_a_role_are_replaced(pod: Podway) -> None:
+    """The only decode worker is replaced, again and again, by a router that takes its time to list one: requests go on meanwhile."""
+    pod.start()
+    pod.client.apply_service(file(PD))
+    settled(pod)
+    gateway_knows(pod)
+    answers: list[list[str]] = []
+    failures: list[str] = []
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(0.01):
+            try:
+                answers.append(ask(pod))
+            except (OSError, http.client.HTTPException) as error:
+                failures.append(str(error))
+
+    asking = [threading.Thread(target=go_on) for _ in range(2)]
+    for one in asking:
+        one.start()
+    try:
+        for word in ("second", "third", "fourth"):
+            pod.client.apply_service(file(PD, then=word))
+            wait_until(lambda word=word: ["first", word] in answers or failures, 120, f"answers of the {word}")
+            settled(pod)
+    finally:
+        over.set()
+        for one in asking:
+            one.join(130)
+    assert failures == []
     ended(pod)
 
 

@@ -1,6 +1,7 @@
 """A router that speaks the API of SGLang's model gateway, as far as it is documented: `python router_program.py PORT`.
 
-- GET /workers lists workers; POST /workers adds one, once that answers /health; DELETE /workers/ID removes one. Both answer 202.
+- GET /workers lists workers; POST /workers adds one, some time after that answers /health; DELETE /workers/ID removes one. Both
+  answer 202.
 - A request goes to a regular worker; where there are none, to a prefill worker and then, with what that said, to a decode worker.
 - Without the workers it needs it answers 503. It forgets everything when it ends.
 """
@@ -26,7 +27,7 @@ def fetch(url: str, body: bytes | None = None) -> bytes:
 
 
 def join(worker: dict) -> None:  # type: ignore[type-arg]
-    """Listed once it is healthy, as the real one does it."""
+    """Listed once it is healthy and has been looked at, which takes a while, as with the real one."""
     for _ in range(200):
         try:
             fetch(f"{worker['url']}/health")
@@ -35,6 +36,7 @@ def join(worker: dict) -> None:  # type: ignore[type-arg]
             time.sleep(0.05)
     else:
         return
+    time.sleep(0.5)
     with lock:
         workers[worker["id"]] = worker
 

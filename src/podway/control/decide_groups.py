@@ -3,7 +3,7 @@
 1. A replica whose group runs the same in the revision that is wanted now belongs to that revision: an update of one group leaves
    the replicas of the others alone.
 2. Every group is shown to `decide_service` as a service with its own scaling, failures and state, and what is decided is put
-   back together.
+   back together. A worker takes the place of an old one only when the router lists it.
 3. Replicas of a group that is no longer in the file go when all groups that are in it are as they should be.
 4. Workers that were told the address of a router that has been replaced are replaced too.
 
@@ -26,7 +26,7 @@ from podway.control.service_records import (
     Service,
     ServiceState,
 )
-from podway.control.traffic import taking_traffic
+from podway.control.traffic import taking_traffic, without_requests
 
 SETTLED = (ServiceState.READY, ServiceState.NO_REPLICA)
 
@@ -39,6 +39,8 @@ def decide_service_groups(
     others = [one for one in replicas if one.group not in names]
     if service.goal == "gone" or (names == [""] and not others):
         return decide_service(service, replicas, seen, load, now)
+    unlisted = without_requests(service, replicas)
+    seen = {number: msgspec.structs.replace(one, unlisted=number in unlisted) for number, one in seen.items()}
     decided: dict[str, Decision] = {}
     moved: dict[int, Replica] = {}
     for name in names:

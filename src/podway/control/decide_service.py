@@ -3,14 +3,15 @@
 1. Every replica is brought up to date (`replica_states.py`); what failed counts against the revision it ran.
 2. The autoscaler moves the number of replicas wanted (`autoscale.py`).
 3. What is there is compared with what is wanted. New replicas are made, up to a surge above the target while a revision rolls out;
-   replicas of an old revision leave as new ones become ready, never so that fewer are ready than before or than wanted.
+   replicas of an old revision leave as new ones become ready (and their router, if there is one, lists them), never so that
+   fewer are ready than before or than wanted.
 
 The controller writes what is answered here, each row with a guard, and then does it: a row that says what is to happen is there
 before it happens, so a server killed in between finds it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
@@ -65,7 +66,8 @@ def decide_service(
     service = _replace(service, memory=autoscale(service.memory, scaling, load, now, types))
     target = service.memory.target
     scaled = explain(scaling, load, before, target, types) if target != before else ""
-    moved = _retire(service, moved, now)
+    unlisted = {number for number, one in seen.items() if one.unlisted}
+    moved = _retire(service, moved, unlisted, now)
     create = () if _paused(service, now) else _missing(service, moved)
     state, reason = _state(service, moved)
     service = _replace(service, state=state, reason=reason)
@@ -184,18 +186,18 @@ def _missing(service: Service, replicas: Sequence[Replica]) -> tuple[NewReplica,
     return tuple(create)
 
 
-def _retire(service: Service, replicas: list[Replica], now: float) -> list[Replica]:
+def _retire(service: Service, replicas: list[Replica], unlisted: Set[int], now: float) -> list[Replica]:
     """Ask those to end that are too many: of revisions that are over, and above what is wanted."""
     leave: dict[int, tuple[str, str]] = {}
     wanted = {one.revision: one for one in _wanted(service, replicas)}
     alive = _alive(replicas)
     for revision, part in wanted.items():
         mine = [one for one in alive if one.revision == revision]
-        for one in _surplus(service, part, mine):
+        for one in _surplus(service, part, mine, unlisted):
             leave[one.number] = ("scaled-down", f"{part.count} are enough")
     old = [one for one in alive if one.revision not in wanted]
     current = [one for one in alive if one.revision == service.revision]
-    for one in _replaced(old, current, wanted[service.revision].count):
+    for one in _replaced(old, current, wanted[service.revision].count, unlisted):
         leave[one.number] = ("updated", f"revision {service.revision} takes its place")
     return [
         end(one, leave[one.number][0], leave[one.number][1], now)  # type: ignore[arg-type]
@@ -205,10 +207,10 @@ def _retire(service: Service, replicas: list[Replica], now: float) -> list[Repli
     ]
 
 
-def _surplus(service: Service, part: Wanted, mine: Sequence[Replica]) -> list[Replica]:
+def _surplus(service: Service, part: Wanted, mine: Sequence[Replica], unlisted: Set[int]) -> list[Replica]:
     """Those to let go: the ones that do not answer first, then the newest."""
     if part.on_demand is None:
-        return _expendable(mine)[: max(0, len(mine) - part.count)]
+        return _expendable(mine, unlisted)[: max(0, len(mine) - part.count)]
     fixed = [one for one in mine if one.spot is False]
     cheap = [one for one in mine if one.spot is not False]
     spot = part.count - min(service.spec.spot_fallback, part.count)
@@ -218,30 +220,31 @@ def _surplus(service: Service, part: Wanted, mine: Sequence[Replica]) -> list[Re
     ]
 
 
-def _expendable(replicas: Sequence[Replica]) -> list[Replica]:
+def _expendable(replicas: Sequence[Replica], unlisted: Set[int] = frozenset()) -> list[Replica]:
     progress = (ReplicaState.PENDING, ReplicaState.PROVISIONING, ReplicaState.STARTING, ReplicaState.NOT_READY)
     return sorted(
         replicas,
         key=lambda one: (
             progress.index(one.state) if one.state in progress else len(progress),
+            one.number not in unlisted,
             -one.number,
         ),
     )
 
 
-def _replaced(old: Sequence[Replica], current: Sequence[Replica], target: int) -> list[Replica]:
-    """Replicas of old revisions that may go: as many as the ready ones of the new revision make up for."""
+def _replaced(old: Sequence[Replica], current: Sequence[Replica], target: int, unlisted: Set[int]) -> list[Replica]:
+    """Replicas of old revisions that may go: as many as the ready ones of the new revision, that get requests, make up for."""
     if not old:
         return []
     if target == 0:
         return list(old)
-    ready = sum(one.state is ReplicaState.READY for one in current)
+    ready = sum(one.state is ReplicaState.READY and one.number not in unlisted for one in current)
     unready_old = [one for one in old if one.state is not ReplicaState.READY]
     ready_old = [one for one in old if one.state is ReplicaState.READY]
     # One that takes no traffic is not missed, once its successor is on the way.
     gone = _expendable(unready_old)[: len(current)]
     spare = max(0, ready + len(ready_old) - target)
-    return [*gone, *_expendable(ready_old)[: min(spare, len(ready_old))]]
+    return [*gone, *_expendable(ready_old, unlisted)[: min(spare, len(ready_old))]]
 
 
 def _state(service: Service, replicas: Sequence[Replica]) -> tuple[ServiceState, str]:

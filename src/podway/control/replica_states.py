@@ -32,6 +32,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True, kw_only=True):
     job: JobState | None = None
     job_reason: str = ""
     probe: ProbeSummary = ProbeSummary()
+    unlisted: bool = False  # a worker that its router does not list yet: ready or not, it gets no requests
     busy: bool | None = None  # whether requests are under way with it; None: nobody knows
 
 

@@ -1,10 +1,12 @@
 """The routers of one service, each with the list of its workers: what the service's controller keeps beside the probes.
 
-A worker is put on the list while it is ready and taken off as soon as it is not to get new requests. A router that starts is ready
-only when it lists all workers that are; which of them it lists is written to its row, for the table of routes.
+A worker is put on the list while it is ready and taken off as soon as it is not to get new requests; the last one of its role stays
+until the gateways know that they are to hold requests. A router that starts is ready only when it lists all workers that are; which of
+them it lists, and for what, is written to its row, for the table of routes.
 """
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +17,7 @@ from podway.control.replica_ports import probe_address
 from podway.control.replica_states import ProbeSummary, ReplicaSeen
 from podway.control.router_workers import HostPort, RouterWorkers, WorkerTarget
 from podway.control.service_records import Replica, ReplicaState, Service
+from podway.control.traffic import SETTLE_S, router_type
 from podway.order import Host
 
 ASKED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.NOT_READY)
@@ -33,11 +36,12 @@ class RouterLists:
         routers = {
             one.number: one
             for one in replicas
-            if _router_type(service, one) == "smg" and one.state in ASKED and seen[one.number].job is JobState.RUNNING
+            if router_type(service, one) == "smg" and one.state in ASKED and seen[one.number].job is JobState.RUNNING
         }
         for number in [number for number in self._lists if number not in routers]:
             self._lists.pop(number).close()
-        wanted = {one.number: target for one in replicas if (target := _target(service, one)) is not None}
+        wanted = _targets(service, [one for one in replicas if one.state is ReplicaState.READY])
+        leaving = _targets(service, [one for one in replicas if _just_asked_to_leave(one) and seen[one.number].cluster])
         ways = {one.number: one for one in replicas}
 
         def way(number: int) -> HostPort:
@@ -47,7 +51,9 @@ class RouterLists:
             if number not in self._lists and router.host is not None:
                 self._lists[number] = RouterWorkers(way(number), self._changed)
             if number in self._lists:
-                self._lists[number].want(wanted, way)
+                kept = self._lists[number]
+                last = last_of_role(leaving, kept.roles) if router.state is ReplicaState.READY else {}
+                kept.want(wanted | last, way)
 
     def _way(self, replica: Replica, seen: ReplicaSeen) -> HostPort:
         assert replica.host is not None and seen.cluster is not None  # a program that runs has both
@@ -57,7 +63,7 @@ class RouterLists:
 
     def gated(self, service: Service, replica: Replica, probe: ProbeSummary) -> ProbeSummary:
         """The probes of a router that is not ready pass only when it lists all its workers."""
-        if not probe.passing or replica.state is ReplicaState.READY or _router_type(service, replica) != "smg":
+        if not probe.passing or replica.state is ReplicaState.READY or router_type(service, replica) != "smg":
             return probe
         kept = self._lists.get(replica.number)
         if kept is not None and kept.complete:
@@ -76,7 +82,7 @@ class RouterLists:
         reason = replica.reason
         if replica.state is ReplicaState.READY:
             reason = kept.error
-        return msgspec.structs.replace(replica, workers=kept.listed, reason=reason)
+        return msgspec.structs.replace(replica, workers=kept.listed, worker_roles=kept.roles, reason=reason)
 
     def close(self) -> None:
         """Stop looking; the routers keep their lists."""
@@ -85,17 +91,25 @@ class RouterLists:
         self._lists.clear()
 
 
-def _router_type(service: Service, replica: Replica) -> str | None:
-    revision = service.find_revision(replica.revision)
-    group = revision.spec.find_group(replica.group) if revision is not None else None
-    return group.router if group is not None else None
+def _just_asked_to_leave(replica: Replica) -> bool:
+    return replica.state is ReplicaState.DRAINING and time.time() - (replica.drain_since or 0.0) < SETTLE_S
+
+
+def last_of_role(leaving: Mapping[int, WorkerTarget], roles: Mapping[int, str]) -> dict[int, WorkerTarget]:
+    """Of the workers that leave, those without which a router would list none for a part of its requests. `roles` of all it lists."""
+    staying = {role for number, role in roles.items() if number not in leaving}
+    return {number: one for number, one in leaving.items() if number in roles and roles[number] not in staying}
+
+
+def _targets(service: Service, replicas: Sequence[Replica]) -> dict[int, WorkerTarget]:
+    return {one.number: target for one in replicas if (target := _target(service, one)) is not None}
 
 
 def _target(service: Service, replica: Replica) -> WorkerTarget | None:
-    """What a router is told of a replica; None for one that is not to get requests from it."""
+    """What a router is told of a replica; None for one that is not a worker of its."""
     revision = service.find_revision(replica.revision)
     group = revision.spec.find_group(replica.group) if revision is not None else None
-    if group is None or group.router or replica.host is None or replica.state is not ReplicaState.READY:
+    if group is None or group.router or replica.host is None:
         return None
     url = f"{group.worker.protocol}://{_host_text(replica.host)}:{replica.port}"
     return WorkerTarget(number=replica.number, url=url, worker=group.worker)

@@ -38,6 +38,7 @@ class WorkerTarget(msgspec.Struct, frozen=True, kw_only=True):
 class _ListedWorker(msgspec.Struct, frozen=True):
     url: str
     id: str = ""
+    worker_type: str = ""
 
 
 class _WorkerList(msgspec.Struct, frozen=True):
@@ -59,6 +60,7 @@ class RouterWorkers:
         self._hosts: dict[int, HostPort] = {}  # how a wanted worker is asked about itself
         self._kick = asyncio.Event()
         self.listed: tuple[int, ...] | None = None  # replicas that the router has on its list; None: not asked yet
+        self.roles: dict[int, str] = {}  # of those it lists, by its word, or by their commands where it says nothing
         self.error = ""
         self._task = asyncio.create_task(self._keep())
 
@@ -82,7 +84,7 @@ class RouterWorkers:
     async def _keep(self) -> None:
         while True:
             self._kick.clear()
-            before = (self.listed, self.error)
+            before = (self.listed, self.roles, self.error)
             settled = False
             try:
                 settled = await self._once()
@@ -91,7 +93,7 @@ class RouterWorkers:
                 self.error = f"its list of workers cannot be kept: {error or 'no answer'}"[:300]
             except Exception:
                 log.exception("keeping the workers of a router")
-            if (self.listed, self.error) != before:
+            if (self.listed, self.roles, self.error) != before:
                 self._changed()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._kick.wait(), SELDOM_S if settled else SOON_S)
@@ -100,7 +102,9 @@ class RouterWorkers:
         """Look once, and ask for what is missing; whether nothing was."""
         wanted = dict(self._wanted)
         there = {one.url.rstrip("/"): one for one in await self._list()}
-        self.listed = tuple(sorted(number for number, one in wanted.items() if one.url in there))
+        found = {number: there[one.url] for number, one in sorted(wanted.items()) if one.url in there}
+        self.listed = tuple(found)
+        self.roles = {number: one.worker_type or wanted[number].worker.role for number, one in found.items()}
         missing = [one for one in wanted.values() if one.url not in there]
         urls = {one.url for one in wanted.values()}
         surplus = [one for url, one in there.items() if url not in urls]

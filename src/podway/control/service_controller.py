@@ -26,11 +26,11 @@ from podway.control.router_lists import RouterLists
 from podway.control.service_records import LoadSample, Replica, ReplicaState, Service, ServiceState
 from podway.control.service_verbs import NameTaken, ServiceControl
 from podway.control.store import Stale
+from podway.control.traffic import SETTLE_S
 from podway.errors import ProviderError, UserError
 
 PATIENCE_S = 2.0  # after something that failed
 QUIET_S = 20.0  # a gateway that has not reported for so long does not say that a replica is busy
-SETTLE_S = 3.0  # until every gateway has learnt that a replica takes no new requests
 
 log = logging.getLogger("podway.services")
 

@@ -170,6 +170,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     drain_since: float | None = None
     ended: float | None = None
     workers: tuple[int, ...] = ()  # of a router: the replicas it has on its list
+    worker_roles: dict[int, str] = {}  # of a router: what each of them does of a request, as it lists them
     router_address: str | None = None  # of a worker that is told it: where the router was when this one was launched
     version: int = 0
 
