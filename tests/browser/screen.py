@@ -96,6 +96,11 @@ class Site:
         self.podway("pool", "apply", "-y", "-p", name, "pool.yaml")
         self.podway("launch", "-y", "--pool", name, "--num-jobs", str(jobs), "part.yaml")
 
+    def launch_waiting_job(self, pool: str) -> None:
+        """A job of a pool that runs until the pool goes."""
+        (self.home / "waits.yaml").write_text(PART.replace("run: ", "run: sleep 1000; "))
+        self.podway("launch", "-y", "-d", "--pool", pool, "waits.yaml")
+
     def launch_group(self, name: str) -> None:
         """Two tasks that end by themselves."""
         (self.home / "group.yaml").write_text(GROUP.format(name=name))

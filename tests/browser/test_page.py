@@ -4,6 +4,8 @@ import json
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 from tests.browser.relay import Relay
 from tests.browser.screen import Screen, Site
 
@@ -56,6 +58,29 @@ def test_a_pool_and_a_job_group_lead_to_their_jobs(screen: Screen) -> None:
     screen.until(lambda: page.locator("tbody >> text=succeeded").count() == 2)
     page.click("tbody >> text=learner")
     page.wait_for_selector(".line >> text=I am the learner")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_views_of_pools_and_groups_are_accessible_and_fit_a_phone(site: Site, browser: Any, axe: str) -> None:
+    """With workers, and jobs that have ended, run and wait."""
+    site.launch_pool("parts", 2)
+    site.launch_waiting_job("parts")
+    site.launch_group("duet")
+    for scheme, width in (("light", 1280), ("light", 360), ("dark", 360)):
+        screen = Screen(site, browser, width=width, height=800, color_scheme=scheme, bypass_csp=True)
+        for path, text in (
+            ("/pools", "parts"),
+            ("/pools/parts", "Cancel all jobs"),
+            ("/groups", "duet"),
+            ("/groups/duet", "duet-learner"),
+        ):
+            screen.go(path)
+            screen.page.wait_for_selector(f"main >> text={text}")
+            assert screen.violations(axe) == [], (path, scheme, width)
+            assert screen.page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
+        screen.close()
+    site.podway("pool", "down", "-y", "parts")
 
 
 def test_the_way_from_home_to_a_log(screen: Screen) -> None:
