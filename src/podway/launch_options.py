@@ -4,6 +4,8 @@ and what `control/verbs.py` acts on. Nothing in between copies its fields.
 A leaf module: it imports only types, since every CLI command loads it.
 """
 
+import os
+
 import msgspec
 
 from podway.hosts.manifest import FileTree
@@ -41,3 +43,13 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         None  # digest of the preview a person agreed to: anything else is refused (code `offer_changed`)
     )
     request_id: str | None = None  # the same id twice is one job: a client may resend when a response was lost
+
+
+def new_request_id() -> str:
+    """For a request that may be sent twice and is to be done once."""
+    return os.urandom(8).hex()
+
+
+def with_request_id(request: LaunchRequest) -> LaunchRequest:
+    """The request with an id, its own where it has one."""
+    return msgspec.structs.replace(request, request_id=request.request_id or new_request_id())

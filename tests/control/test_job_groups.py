@@ -6,11 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from podway import crash
 from podway.control.access import Caller
 from podway.control.decide import decide
 from podway.control.group_store import GroupRecord
 from podway.control.job_groups import GroupControl
-from podway.control.records import ClusterState, Job, JobState
+from podway.control.records import ClusterState, Grant, Job, JobState
 from podway.control.store import open_store, sqlite_url
 from podway.control.vault import SecretVault
 from podway.control.verbs import Control
@@ -52,6 +53,14 @@ def person(user: str) -> Caller | None:
     return Caller(user=user)
 
 
+class Killed(BaseException):
+    """The server, with -9."""
+
+
+def killed(*_: object, **__: object) -> None:
+    raise Killed
+
+
 class World:
     def __init__(self, place: Path) -> None:
         self.control = Control(
@@ -64,6 +73,7 @@ class World:
         tasks = tuple(
             (one, LaunchRequest(task=one.task, options=LaunchOptions(provider="local"))) for one in spec().tasks
         )
+        self.tasks = tasks
         self.launch = lambda who: self.groups.launch("duo", tasks, who)
 
     def look(self, at: float | None = None, times: int = 2) -> None:
@@ -184,15 +194,8 @@ def test_cancel_ends_all_and_belongs_to_its_owner(world: World) -> None:
 
 
 def test_killed_at_any_write_there_is_one_cluster_and_job_for_each(world: World) -> None:
-    class Killed(Exception):
-        pass
-
     real = world.groups.rows.save
     for _ in range(2):  # before what was launched is written, and before that it was released
-
-        def killed(record: GroupRecord) -> None:
-            raise Killed
-
         world.groups.rows.save = killed  # type: ignore[method-assign,assignment]
         with pytest.raises(Killed):
             world.look()
@@ -203,6 +206,99 @@ def test_killed_at_any_write_there_is_one_cluster_and_job_for_each(world: World)
                 world.up(name)
     assert world.group().released and not world.job("duo-trainer").held
     assert sorted(one.name for one in world.store.live_clusters()) == ["duo-server", "duo-trainer"]
+
+
+def test_a_cluster_launched_by_a_server_that_was_killed_goes_with_its_group(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second launch is done, nobody has written so, and the group is cancelled."""
+    real, times = world.control.launch, iter(range(9))
+
+    def launch(*given: object, **more: object) -> object:
+        made = real(*given, **more)  # type: ignore[arg-type]
+        return killed() if next(times) else made
+
+    monkeypatch.setattr(world.control, "launch", launch)
+    with pytest.raises(Killed):
+        world.look()
+    monkeypatch.undo()
+    assert all(one.cluster_id is None for one in world.group().members)
+    assert sorted(one.name for one in world.store.live_clusters()) == ["duo-server", "duo-trainer"]
+    world.groups.cancel("duo", ANN)
+    world.look()
+    assert world.group().ended is not None and {one.goal for one in world.store.live_clusters()} == {"gone"}
+
+
+def test_what_is_cancelled_while_it_is_launched_goes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = world.control.launch
+
+    def launch(*given: object, **more: object) -> object:
+        world.groups.cancel("duo", ANN)
+        return real(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.control, "launch", launch)
+    world.look()
+    assert world.group().cancel and {one.goal for one in world.store.live_clusters()} == {"gone"}
+
+
+def test_where_nothing_has_run_no_cluster_is_waited_for(world: World) -> None:
+    """One that waits for capacity for ever would come after its group is forgotten."""
+    world.look()
+    world.groups.cancel("duo", ANN)
+    world.look()
+    assert {one.goal for one in world.store.live_clusters()} == {"gone"}
+
+
+@pytest.mark.parametrize("at", ["group.release-written", "group.half-released"])
+def test_killed_while_the_jobs_are_released_all_of_them_run(
+    world: World, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first has succeeded, and its cluster is gone, before another server looks."""
+    world.look()
+    for name in ("duo-trainer", "duo-server"):
+        world.up(name)
+    monkeypatch.setattr(crash, "point", lambda name: killed() if name == at else None)
+    with pytest.raises(Killed):
+        world.look()
+    monkeypatch.undo()
+    if at == "group.half-released":
+        assert not world.job("duo-trainer").held
+        world.end("duo-trainer", JobState.SUCCEEDED)
+        found = world.store.find("duo-trainer")
+        assert found is not None
+        world.store.update(found.id, lambda row: replace(row, state=ClusterState.GONE, goal="gone"))
+    assert world.job("duo-server").held
+    world.look(times=1)
+    server = world.job("duo-server")
+    assert not server.held and not server.cancel and server.task.setup == "listen 10.0.2.0"
+    assert not world.group().cancel
+
+
+def test_a_cluster_of_another_is_left_alone(world: World) -> None:
+    """Of the same name, and launched after the group was written."""
+    task = spec().tasks[1].task
+    mine = LaunchRequest(task=task, options=LaunchOptions(provider="local", cluster="duo-server"))
+    world.control.launch(mine, ANN)
+    world.look()
+    assert "there is a cluster duo-server already" in world.group().reason
+    kept = world.store.find("duo-server")
+    assert kept is not None and kept.goal == "up" and kept.autostop is None and len(world.store.jobs(kept.id)) == 1
+
+
+def test_a_launch_sent_twice_is_one_group(world: World) -> None:
+    tasks = tuple((one, replace(request, request_id="r1")) for one, request in world.tasks)
+    first = world.groups.launch("trio", tasks, ANN)
+    assert world.groups.launch("trio", tasks, ANN) == first
+    other = tuple((one, replace(request, request_id="r2")) for one, request in world.tasks)
+    with pytest.raises(UserError, match="has not ended"):
+        world.groups.launch("trio", other, ANN)
+
+
+def test_an_ended_group_is_replaced_by_those_who_manage_it_alone(world: World) -> None:
+    world.groups.rows.save(replace(world.group(), ended=time.time(), grants=(Grant(user="bob", right="view"),)))
+    with pytest.raises(UserError, match="may not"):
+        world.launch(BOB)
+    assert world.group().user == "ann"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from podway.control.decide_pool import SeenWorker, WorkerChanges, decide_pool
 from podway.control.pool_driver import PoolDriver
 from podway.control.pool_store import PoolWorker, WorkerPool
 from podway.control.pools import PoolControl
-from podway.control.records import ClusterState, JobState
+from podway.control.records import ClusterState, Exit, Grant, JobOutcome, JobState
 from podway.control.store import open_store, sqlite_url
 from podway.control.vault import SecretVault
 from podway.control.verbs import Control
@@ -21,7 +21,8 @@ from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
 from podway.providers import open_provider
 from podway.task.pools import PoolSize
-from podway.task.task import Accelerator, Resources, Task
+from podway.task.task import Accelerator, Recovery, Resources, Task
+from tests.long import every
 
 ANN, BOB = Caller(user="ann"), Caller(user="bob")
 replace = msgspec.structs.replace
@@ -105,9 +106,6 @@ def test_jobs_take_free_workers_in_their_turn(world: World, tmp_path: Path) -> N
 
 def test_killed_at_any_write_every_worker_and_job_is_one(world: World) -> None:
     """The driver dies before each of its writes in turn, and another one goes on."""
-
-    class Killed(Exception):
-        pass
 
     world.verbs.submit("p", JOB, 3, ANN)
     rows, writes = world.verbs.rows, ("save", "save_job")
@@ -276,3 +274,165 @@ def test_no_plan_has_too_many_workers_or_ends_a_job(
     assert not {one.worker.number for one in seen if one.state in ("leaving", "gone", "new")} & set(plan.take_down)
     if up and not seen:
         assert plan == WorkerChanges(add=max(least, min(waiting, pool.size.max_workers) if more or not least else 0))
+
+
+class Killed(BaseException):
+    """The server, with -9."""
+
+
+def killed(*_: object) -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("what", ["down", "smaller", "refused"])
+def test_a_worker_launched_by_a_server_that_was_killed_is_not_forgotten(
+    world: World, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch is done, and nobody has written so: whatever the pool is to be then, its cluster goes."""
+    real, times = world.control.launch, iter(range(9))
+    monkeypatch.setattr(world.control, "launch", lambda *a: killed(real(*a)) if next(times) else real(*a))
+    with pytest.raises(Killed):
+        world.look(1)
+    assert world.clusters() == ["p-1", "p-2"] and [one.cluster_id is None for one in world.pool().workers] == [0, 1]
+    world.verbs.rows.save(replace(world.pool(), held_until=0.0))  # the time of the dead one has passed
+    monkeypatch.undo()
+    if what == "down":
+        world.verbs.down("p", ANN)
+        world.look(1)
+    elif what == "smaller":
+        world.verbs.apply("p", None, PoolSize(workers=1, max_workers=1), ANN)
+        world.look(1)
+    else:
+        world.driver.look(time.time(), lambda user: None)
+        assert "no valid token" in world.pool().reason
+    assert [one.number for one in world.pool().workers] == [1]
+    world.up()
+    assert world.clusters() == ([] if what == "down" else ["p-1"])
+
+
+def end_job(world: World, name: str, state: JobState, **outcome: object) -> None:
+    """The open job of a worker ends so."""
+    found = world.store.find(name)
+    assert found is not None
+    (job,) = world.store.jobs(found.id, open_only=True)
+    ended = JobOutcome(ended=1.0, **outcome)  # type: ignore[arg-type]
+    world.store.update_job(found.id, job.number, lambda row: replace(row, state=state, outcome=ended))
+
+
+def ready_with(world: World, job: LaunchRequest) -> str:
+    """The worker that a job was given to."""
+    world.look()
+    world.up()
+    world.verbs.submit("p", job, 1, ANN)
+    world.look()
+    (row,) = world.verbs.rows.jobs(world.pool())
+    assert row.cluster is not None
+    return row.cluster
+
+
+LOST: dict[str, object] = {"hosts_lost": True}
+CODE_3: dict[str, object] = {"exits": (Exit(rank=0, code=3),), "blamed_rank": 0}
+NO_PROCESS: dict[str, object] = {"exits": (Exit(rank=0, lost=True),), "blamed_rank": 0}
+
+
+@pytest.mark.parametrize(
+    ("recovery", "state", "outcome", "again"),
+    every(
+        2,
+        [
+            # Hosts that are lost end no job, also in the moment before its cluster is marked as going.
+            (None, JobState.FAILED_DRIVER, LOST, True),
+            (None, JobState.FAILED, NO_PROCESS, True),
+            (Recovery(events=("error",), max_restarts_on_errors=1), JobState.FAILED_DRIVER, LOST, False),
+            (None, JobState.FAILED_DRIVER, {}, False),
+            (None, JobState.FAILED, CODE_3, False),
+            (Recovery(), JobState.FAILED, CODE_3, False),
+            (Recovery(exit_codes=(3,)), JobState.FAILED, CODE_3, True),
+            (Recovery(events=("error",), max_restarts_on_errors=1), JobState.FAILED, CODE_3, True),
+            (Recovery(events=("error",), max_restarts_on_errors=1), JobState.CANCELLED, {}, False),
+        ],
+    ),
+)
+def test_a_job_begins_again_as_its_task_says(
+    world: World, recovery: Recovery | None, state: JobState, outcome: dict[str, object], again: bool
+) -> None:
+    name = ready_with(world, replace(JOB, task=replace(JOB.task, recovery=recovery)))
+    end_job(world, name, state, **outcome)
+    world.look()
+    (row,) = world.verbs.rows.jobs(world.pool())
+    assert (row.end == "") == again and row.end in ("", state.value)
+    if not again:
+        return
+    assert row.cluster is not None and "begins again" in row.reason
+    end_job(world, row.cluster, JobState.FAILED, **CODE_3)
+    world.look()
+    (row,) = world.verbs.rows.jobs(world.pool())
+    # From lost hosts it comes back every time, from errors as often as its task allows.
+    assert (row.end == "") == (recovery is not None and 3 in recovery.exit_codes)
+    ran = [job.number for one in world.store.live_clusters() for job in world.store.jobs(one.id) if job.name == "work"]
+    assert len(ran) == (3 if row.end == "" else 2)
+
+
+def test_jobs_sent_twice_are_submitted_once(world: World) -> None:
+    """The answer was lost, and the client sends the request again; another person's id of the same text is another."""
+    world.verbs.rows.save(replace(world.pool(), grants=(Grant(user="bob", right="use"),)))
+    sent = replace(JOB, request_id="r1")
+    assert [world.verbs.submit("p", sent, 2, ANN) for _ in range(2)] == [(1, 2), (1, 2)]
+    assert world.verbs.submit("p", sent, 1, BOB) == (3,)
+    assert world.verbs.submit("p", replace(JOB, request_id="r2"), 1, ANN) == (4,)
+    assert [world.verbs.submit("p", JOB, 1, ANN) for _ in range(2)] == [(5,), (6,)]
+    assert len(world.jobs()) == 6
+
+
+def test_a_job_whose_worker_is_taken_down_in_that_moment_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.look()
+    world.up()
+    world.verbs.submit("p", JOB, 1, ANN)
+    real = world.control.execute
+
+    def taken_down(name: str, *given: object) -> object:
+        if name == "p-1":
+            world.control.down("p-1")
+        return real(name, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.control, "execute", taken_down)
+    world.look()
+    assert [(end, cluster) for _, cluster, end in world.jobs()] == [("", "p-2")]
+
+
+@pytest.mark.long
+def test_two_hundred_jobs_for_four_workers_run_once_each(world: World) -> None:
+    world.verbs.apply("p", None, PoolSize(workers=4, max_workers=4), ANN)
+    assert len(world.verbs.submit("p", JOB, 200, ANN)) == 200
+    for _ in range(120):
+        world.look(1)
+        open_work = [job for one in world.store.live_clusters() for job in world.store.jobs(one.id, open_only=True)]
+        assert len(open_work) <= 4
+        world.up()
+        if all(end for _, _, end in world.jobs()):
+            break
+    assert [end for _, _, end in world.jobs()] == ["SUCCEEDED"] * 200
+    assert world.clusters() == ["p-1", "p-2", "p-3", "p-4"]
+    ranks = [
+        job.task.env["SKYPILOT_JOB_RANK"]
+        for one in world.store.live_clusters()
+        for job in world.store.jobs(one.id)
+        if job.name == "work"
+    ]
+    assert sorted(map(int, ranks)) == list(range(200))
+
+
+def test_a_pool_that_cannot_be_looked_at_does_not_stop_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.verbs.apply("a", WORKER, PoolSize(workers=1, max_workers=1), ANN)
+    real = world.driver._drive
+
+    def broken(pool: WorkerPool, *given: object) -> None:
+        if pool.name == "a":
+            raise ValueError("no")
+        real(pool, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.driver, "_drive", broken)
+    world.look()
+    assert world.clusters() == ["p-1", "p-2"]

@@ -20,8 +20,12 @@ STOP_POINTS = [p for p in crash.POINTS if p.startswith("stop.")]
 CANCEL_POINTS = ["cancel.marked", "job.cancel-sent"]
 RECOVERY_POINTS = [p for p in crash.POINTS if p.startswith(("failover.", "again.", "recover."))]  # test_recovery*.py
 SERVICE_POINTS = [p for p in crash.POINTS if p.startswith("service.")]  # test_services.py
-POOL_POINTS = [p for p in crash.POINTS if p.startswith("node-pool.")]  # tests/providers/test_gke_launch_pools.py
-OTHER_POINTS = DOWN_POINTS + STOP_POINTS + CANCEL_POINTS + RECOVERY_POINTS + SERVICE_POINTS + POOL_POINTS
+NODE_POOL_POINTS = [p for p in crash.POINTS if p.startswith("node-pool.")]  # tests/providers/test_gke_launch_pools.py
+POOL_POINTS = [p for p in crash.POINTS if p.startswith(("pool.", "group."))]  # test_pool_crashes.py
+OTHER_POINTS = [
+    *(*DOWN_POINTS, *STOP_POINTS, *CANCEL_POINTS, *RECOVERY_POINTS),
+    *(*SERVICE_POINTS, *NODE_POOL_POINTS, *POOL_POINTS),
+]
 LAUNCH_POINTS = [p for p in crash.POINTS if p not in OTHER_POINTS]
 
 

@@ -169,6 +169,78 @@ def test_what_one_may_not_see_is_not_listed_and_its_name_is_taken(world: World) 
     assert world.ask("may use", "POST", "/v1/launch", with_autostop).status_code == 403
 
 
+def test_pools_and_groups_are_those_of_their_owner_and_project(world: World) -> None:
+    """By every route of theirs: who may see them, who may change them, and for whom there are none."""
+    vision = {"cluster": None, "project": "vision"}
+    pool = {"size": {"workers": 1, "max_workers": 1}, "request": {"task": {"setup": "true"}, "options": vision}}
+    group = {"tasks": [{"request": {"task": {"name": "a", "run": "true"}, "options": vision}}]}
+    assert world.ask("owner", "PUT", "/v1/pools/p1", pool).status_code == 200
+    assert world.ask("owner", "PUT", "/v1/groups/g1", group).status_code == 200
+    jobs = {"request": {"task": {"run": "true"}}, "count": 1}
+    own = {**pool, "request": {"task": {"setup": "true"}}}
+    routes = (
+        ("GET", "/v1/pools/p1", None),
+        ("GET", "/v1/groups/g1", None),
+        ("POST", "/v1/pools/p1/jobs", jobs),
+        ("POST", "/v1/pools/p1/cancel", {}),
+        ("PUT", "/v1/pools/p1", {"size": pool["size"]}),
+        ("PUT", "/v1/pools/p1", own),
+        ("PUT", "/v1/groups/g1", {"tasks": [{"request": {"task": {"name": "a", "run": "true"}}}]}),
+        ("POST", "/v1/groups/g1/cancel", None),
+        ("DELETE", "/v1/pools/p1", None),
+    )
+    ours = {(route.method, route.path.replace("{pool}", "p1").replace("{group}", "g1")) for route in ROUTES}
+    named = {one for one in ours if one[1].startswith(("/v1/pools/", "/v1/groups/"))}
+    assert named == {(method, path) for method, path, _ in routes}, "every route is asked"
+    sees = ("owner", "owner, read-only", "project member", "project viewer", "admin", "local")
+    for who in (*(one for one in MATRIX if one not in sees), "owner, read-only", "project viewer"):
+        for method, path, body in routes:
+            answer = world.ask(who, method, path, body)
+            told = (who, method, path, answer.status_code, answer.text[:200])
+            if method == "GET" and who in sees:
+                assert answer.status_code == 200, told
+            else:
+                assert answer.status_code in (401, 403, 404, 409), told
+                assert answer.status_code != 409 or "is taken" in answer.text, told
+                assert who in sees or ("amy" not in answer.text and "vision" not in answer.text), told
+        for kind in ("pools", "groups"):
+            listed = world.ask(who, "GET", f"/v1/{kind}")
+            assert listed.status_code in (401, 403) or len(listed.json()[kind]) == (who in sees), (who, kind)
+    for who in ("owner", "project member", "admin", "local"):
+        for method, path, body in routes[:5]:
+            assert world.ask(who, method, path, body).status_code == 200, (who, method, path)
+    assert world.ask("project member", "POST", "/v1/groups/g1/cancel").status_code == 200
+    assert world.ask("project member", "DELETE", "/v1/pools/p1").status_code == 200
+
+
+def test_names_and_bodies_of_pools_and_groups_are_refused_in_one_line(world: World) -> None:
+    plain = {"task": {"name": "a", "run": "true"}}
+    pool = {"size": {"workers": 1, "max_workers": 1}, "request": {"task": {"setup": "true"}}}
+    names = ("..", "-x", "1x", "a b", "a%0Ab", "%F0%9F%92%A5", "x" * 300, "a;rm", "a%00b", "a%2Fb")
+    asked: list[tuple[str, str, Any]] = [("PUT", f"/v1/pools/{name}", pool) for name in names]
+    asked += [("PUT", f"/v1/groups/{name}", {"tasks": [{"request": plain}]}) for name in names]
+    sizes = ({"workers": -1, "max_workers": 1}, {"workers": 1, "max_workers": 10**9}, {"workers": 2, "max_workers": 1})
+    asked += [("PUT", "/v1/pools/p", {**pool, "size": size}) for size in (*sizes, {}, [], {"workers": "1"}, None)]
+    tasks = ([], [{"request": plain}] * 2, [{"request": plain}] * 1000, [{"request": plain, "primary": False}])
+    asked += [("PUT", "/v1/groups/g", {"tasks": some}) for some in (*tasks, {}, None, [None], [{"request": {}}])]
+    bad = {"task": {"name": "../../x", "run": "true"}}
+    asked += [("PUT", "/v1/groups/g", {"tasks": [{"request": bad}]}), ("PUT", "/v1/pools/p", {"size": None})]
+    assert world.ask("owner", "PUT", "/v1/pools/p1", pool).status_code == 200
+    counts = (0, -1, 10_001, 10**30, 1.5, "1", None, [])
+    asked += [("POST", "/v1/pools/p1/jobs", {"request": plain, "count": count}) for count in counts]
+    cancels: tuple[Any, ...] = ({"jobs": [99]}, {"jobs": [-1]}, {"jobs": [10**30]}, {"jobs": "1"}, {"all": True})
+    asked += [("POST", "/v1/pools/p1/cancel", body) for body in cancels]
+    for method, path, body in asked:
+        answer = world.ask("owner", method, path, body)
+        told = (method, path[:60], str(body)[:100], answer.status_code, answer.text[:300])
+        assert 400 <= answer.status_code < 500, told
+        if answer.status_code != 404 or answer.headers["content-type"] == "application/json":
+            error = answer.json()["error"]
+            assert error["what"] and error["what"].isprintable() and len(error["what"]) < 600, told
+    assert world.ask("owner", "GET", "/v1/groups").json()["groups"] == []
+    assert [one["name"] for one in world.ask("owner", "GET", "/v1/pools").json()["pools"]] == ["p1"]
+
+
 def test_launching_into_a_project_takes_a_member(world: World) -> None:
     launch = {**LAUNCH, "options": {"cluster": "new", "project": "vision"}, "request_id": "n"}
     for who, status in (("other", 403), ("project viewer", 403), ("project member", 200)):

@@ -222,9 +222,8 @@ class Controller:
         jobs = await asyncio.to_thread(self.parts.store.jobs, self.cluster_id, open_only=True)
         action = lost(self.cluster, jobs, reason)
         back = [job for job in jobs if job.number in action.jobs]
-        await self._end_jobs(
-            [job for job in jobs if job not in back], JobState.FAILED_DRIVER, f"its hosts were lost: {action.reason}"
-        )
+        failed, why = [job for job in jobs if job not in back], f"its hosts were lost: {action.reason}"
+        await self._end_jobs(failed, JobState.FAILED_DRIVER, why, hosts_lost=True)
         if action.verb == "lose":
             await self._save(action.reason, transitions.request_down(self.cluster, action.reason))
             return
@@ -358,12 +357,14 @@ class Controller:
         for gang, _ in self.gangs.values():
             gang.changed.set()
 
-    async def _end_jobs(self, jobs: list[Job], state: JobState, why: str) -> None:
+    async def _end_jobs(self, jobs: list[Job], state: JobState, why: str, *, hosts_lost: bool = False) -> None:
         """Write them as ended: there are no hosts to ask."""
         now = time.time()
         for job in jobs:
             await asyncio.to_thread(self.parts.archive.close, job)
-            await self._update_job(job.number, lambda row: transitions.mark_ended(row, state, why, now), why)
+            await self._update_job(
+                job.number, lambda row: transitions.mark_ended(row, state, why, now, hosts_lost=hosts_lost), why
+            )
 
     async def _update_job(self, number: int, change: Callable[[Job], Job], text: str) -> None:
         """Over whatever a verb or a gang wrote to the row in between, unless that ended it."""

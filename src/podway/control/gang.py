@@ -96,7 +96,7 @@ class Gang:
         except ProviderError as error:
             reason = f"a host could not be reached: {error}"
             if not error.transient or not comes_back(self.job, "interruption"):
-                await self._end(JobState.FAILED_DRIVER, reason)
+                await self._end(JobState.FAILED_DRIVER, reason, hosts_lost=error.transient)
             elif await self.fleet.any_lost():
                 await self._come_back("interruption", reason)
 
@@ -302,7 +302,7 @@ class Gang:
                 return
             if hosts_lost and blamed.killed:  # a host that is taken away in an orderly manner ends its processes first
                 state, reason = JobState.FAILED_DRIVER, f"its hosts were lost: {reason}"
-        await self._end(state, reason, blamed)
+        await self._end(state, reason, blamed, hosts_lost=state is JobState.FAILED_DRIVER)
 
     async def _come_back(self, cause: Cause, reason: str) -> None:
         """Keep what was printed, and write that the job is to begin again."""
@@ -318,10 +318,10 @@ class Gang:
         )
         crash.point("recover.saved")
 
-    async def _end(self, state: JobState, reason: str, blamed: Exit | None = None) -> None:
+    async def _end(self, state: JobState, why: str, blamed: Exit | None = None, *, hosts_lost: bool = False) -> None:
         """Stop what is left, keep the output, and only then write the end."""
         if state is JobState.CANCELLED and self.job.state is not JobState.CANCELLING:
-            await self._update(reason or "is being cancelled", lambda job: transitions.mark_cancelling(job, reason))
+            await self._update(why or "is being cancelled", lambda job: transitions.mark_cancelling(job, why))
         # A rank that exits by itself takes its children along: nothing is left of a success in which all did.
         ended_by_itself = state is JobState.SUCCEEDED and len(self.exits) == len(self.fleet.hosts)
         if not ended_by_itself and (self._labels() or self.job.state is JobState.CANCELLING):
@@ -338,8 +338,8 @@ class Gang:
         crash.point("job.before-save")
         now, rank = time.time(), blamed.rank if blamed is not None else None
         await self._update(
-            reason or "has ended",
-            lambda job: transitions.mark_ended(job, state, reason, now, exits, rank),
+            why or "has ended",
+            lambda job: transitions.mark_ended(job, state, why, now, exits, rank, hosts_lost=hosts_lost),
             detail={"tail": tail} if tail else {},
         )
 

@@ -38,6 +38,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reason: str = ""  # why it was cancelled
     ended: float | None = None
     created: float
+    request_id: str | None = None  # of its launch: sent again because the answer was lost, it is the same group
     version: int = 1
 
 

@@ -1,8 +1,8 @@
 """Job groups: tasks that run together, each on a cluster of its own.
 
 1. The group is written with all its tasks; then a cluster is launched for each, its job held back.
-2. When every host of the group is up, the addresses are put into the tasks and all jobs are released. If one is not available, the group is
-   cancelled: nothing of it has run.
+2. When every host of the group is up, that is written; then the addresses are put into the tasks and all jobs are released. If one is
+   not available, the group is cancelled: nothing of it has run, and the clusters go.
 3. From then on each job is on its own: one that fails does not end the others. When all primary jobs have ended, the others are
    cancelled, each after its delay. A cluster goes with its job.
 """
@@ -15,9 +15,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from podway import crash
 from podway.control.access import Caller, Right, check_inventory, check_project, require, right_on
 from podway.control.group_store import GroupMember, GroupRecord
-from podway.control.records import ENDED, Cluster, ClusterState, Job
+from podway.control.records import ENDED, ClusterState, Job
 from podway.control.schedules import Person
 from podway.control.store import AlreadyEnded, Stale
 from podway.control.transitions import request_cancel
@@ -46,21 +47,34 @@ class GroupControl:
     # verbs
 
     def launch(self, name: str, tasks: tuple[tuple[GroupTask, LaunchRequest], ...], caller: Caller) -> GroupRecord:
-        """Write the group; its clusters are launched after. `tasks`: each with the launch of its cluster."""
+        """Write the group; its clusters are launched after. `tasks`: each with the launch of its cluster. Of the same name there may
+        be one that has ended, which this takes the place of, or the same: the answer to its launch was lost."""
         if not 1 <= len(tasks) <= MOST_TASKS:
             raise UserError(f"a job group of {len(tasks)} tasks is not possible", f"at most {MOST_TASKS}")
         known = self.rows.get(name)
         if known is not None and right_on(known, caller) is None:
             raise UserError(f"the name {name!r} is taken", "use another name", status=409)
+        if known is not None:
+            require(known, caller, Right.MANAGE)
+            if known.request_id is not None and known.request_id == tasks[0][1].request_id:
+                return known
         members = tuple(self._member(name, one, request, caller) for one, request in tasks)
         if len({one.name for one in members}) != len(members) or not any(one.primary for one in members):
             raise UserError("every task of a job group has a name of its own, and one is primary", "name them")
         project = tasks[0][1].options.project
-        record = GroupRecord(name=name, user=caller.user, project=project, members=members, created=time.time())
+        record = GroupRecord(
+            name=name,
+            user=caller.user,
+            project=project,
+            members=members,
+            created=time.time(),
+            request_id=tasks[0][1].request_id,
+        )
         if not self.rows.put(record):
             raise UserError(
                 f"job group {name} has not ended", f"cancel it first: podway group cancel {name}", status=409
             )
+        crash.point("group.row")
         return record
 
     def _member(self, group: str, one: GroupTask, request: LaunchRequest, caller: Caller) -> GroupMember:
@@ -96,7 +110,10 @@ class GroupControl:
         self.find_for(name, caller, Right.MANAGE)
         for _ in range(_TRIES):
             row = self.rows.get(name)
-            if row is None or self.rows.save(replace(row, cancel=True, reason="cancelled by the user")) is not None:
+            if row is None or row.ended is not None:
+                return
+            if self.rows.save(replace(row, cancel=True, reason="cancelled by the user")) is not None:
+                crash.point("group.cancel-marked")
                 return
         raise UserError(f"job group {name} keeps changing", "run the command again", status=409)
 
@@ -141,8 +158,10 @@ class GroupControl:
                 continue
             try:
                 self._drive(group, now, person)
-            except (ProviderError, Stale) as error:  # looked at again
+            except (UserError, ProviderError, Stale) as error:  # looked at again
                 log.warning("job group %s: %s", group.name, error)
+            except Exception:  # the others are looked at all the same
+                log.exception("job group %s", group.name)
 
     def _drive(self, group: GroupRecord, now: float, person: Person) -> None:
         if not group.cancel and any(one.cluster_id is None for one in group.members):
@@ -154,8 +173,9 @@ class GroupControl:
         over = {name for name, job in jobs.items() if job is None or job.state in ENDED}
         if group.cancel:
             self._cancel(group, lambda one: True, group.reason)
-            never = all(one.cluster_id is None for one in group.members)
-            if never or len(over) == len(group.members):
+            if not group.released:
+                self._take_down(group)
+            if len(over) == len(group.members):
                 self.rows.save(replace(group, ended=now))
             return
         if not group.released:
@@ -163,9 +183,11 @@ class GroupControl:
                 lost = next(one for one in group.members if one.name in over)
                 why = job.reason if (job := jobs[lost.name]) is not None else "it is gone"
                 self.rows.save(replace(group, cancel=True, reason=f"{lost.name}: {why}"))
-            else:
-                self._release(group)
+            elif self._all_up(group) and (written := self.rows.save(replace(group, released=True))) is not None:
+                crash.point("group.release-written")
+                self._release(written, jobs)
             return
+        self._release(group, jobs)
         primary = {one.name for one in group.members if one.primary}
         if len(over) == len(group.members):
             self.rows.save(replace(group, ended=now))
@@ -195,34 +217,40 @@ class GroupControl:
         if caller is None:
             raise UserError(f"{group.user} has no valid token that may launch", "an administrator makes one")
         secrets = self._control.vault.open(one.sealed_secrets)
-        request_id = f"group-{group.name}-{group.created:.6f}-{one.name}"  # twice is once
+        request_id, taken = _launch_id(group, one), self._store.find(one.cluster)
+        if taken is not None and taken.request_id != request_id:
+            raise UserError(f"there is a cluster {one.cluster} already", f"take it down: podway down {one.cluster}")
         request = replace(one.request, task=replace(one.request.task, secrets=secrets), request_id=request_id)
         made = self._control.launch(request, caller, held=True)
+        crash.point("group.task-launched")
         return replace(one, cluster_id=made.cluster_id, job=made.job)
 
-    def _release(self, group: GroupRecord) -> None:
-        """Let all jobs run, if every host of the group is there."""
-        clusters = [self._store.cluster(one.cluster_id or "") for one in group.members]
-        up: dict[str, Cluster] = {
-            one.name: cluster
-            for one, cluster in zip(group.members, clusters, strict=True)
-            if cluster is not None and cluster.state is ClusterState.UP
-        }
-        if len(up) < len(group.members):
+    def _all_up(self, group: GroupRecord) -> bool:
+        clusters = (self._store.cluster(one.cluster_id or "") for one in group.members)
+        return all(one is not None and one.state is ClusterState.UP for one in clusters)
+
+    def _release(self, group: GroupRecord, jobs: dict[str, Job | None]) -> None:
+        """Let all jobs run that are held still. A cluster that went with its job meanwhile keeps its addresses in its row."""
+        if not any(job is not None and job.held for job in jobs.values()):
             return
-        addresses = {name: [host.address for host in cluster.hosts] for name, cluster in up.items()}
+        clusters = {one.name: self._store.cluster(one.cluster_id or "") for one in group.members}
+        addresses = {name: [host.address for host in found.hosts] for name, found in clusters.items() if found}
 
         def released(row: Job) -> Job:
             return replace(row, held=False, task=with_addresses(row.task, group.name, addresses))
 
+        for job in (job for job in jobs.values() if job is not None and job.held):
+            with contextlib.suppress(AlreadyEnded):
+                self._store.update_job(job.cluster_id, job.number, released)
+            self._control.wake(job.cluster_id)
+            crash.point("group.half-released")
+
+    def _take_down(self, group: GroupRecord) -> None:
+        """Nothing of it has run: what was launched goes, also what a server killed in between launched without writing so."""
         for one in group.members:
-            assert one.cluster_id is not None and one.job is not None
-            try:
-                self._store.update_job(one.cluster_id, one.job, released)
-            except AlreadyEnded:
-                continue
-            self._control.wake(one.cluster_id)
-        self.rows.save(replace(group, released=True))
+            made = self._store.find(one.cluster)
+            if made is not None and made.request_id == _launch_id(group, one) and made.goal != "gone":
+                self._control.down(made.name)
 
     def _cancel(self, group: GroupRecord, chosen: Callable[[GroupMember], bool], reason: str) -> None:
         for one in group.members:
@@ -232,3 +260,8 @@ class GroupControl:
             with contextlib.suppress(AlreadyEnded):
                 self._store.update_job(job.cluster_id, job.number, lambda row: request_cancel(row, reason))
             self._control.wake(job.cluster_id)
+
+
+def _launch_id(group: GroupRecord, one: GroupMember) -> str:
+    """Of the launch of a task's cluster: twice is once."""
+    return f"group-{group.name}-{group.created:.6f}-{one.name}"

@@ -2,7 +2,9 @@
 
 1. A server holds a pool while it acts on it, by a guarded write with a time; another takes over when that has passed.
 2. Workers are written before they are launched, and launched under a request id of their own: one launch, however often it is repeated.
-3. A job that waits is written as a worker's before it is queued there, likewise. When a worker is lost, its job waits again.
+   One that is given up before it is known whether it was launched is taken down by that id.
+3. A job that waits is written as a worker's before it is queued there, likewise. When a worker is lost, or its job fails in a way that
+   its task comes back from, the job waits again.
 """
 
 import asyncio
@@ -11,11 +13,13 @@ import time
 
 import msgspec
 
+from podway import crash
 from podway.control.access import Caller
 from podway.control.decide_pool import SeenWorker, WorkerChanges, decide_pool
 from podway.control.pool_store import PoolJob, PoolWorker, WorkerPool
 from podway.control.pools import PoolControl
-from podway.control.records import ENDED, Cluster, ClusterState, JobState
+from podway.control.records import ENDED, Cluster, ClusterState, Job, JobState
+from podway.control.recovery import Cause, cause_of
 from podway.control.schedules import Person
 from podway.errors import ProviderError, UserError
 
@@ -54,6 +58,8 @@ class PoolDriver:
                 self._drive(pool, now, person)
             except (UserError, ProviderError) as error:
                 log.warning("pool %s: %s", pool.name, error)
+            except Exception:  # the others are looked at all the same
+                log.exception("pool %s", pool.name)
 
     def _drive(self, pool: WorkerPool, now: float, person: Person) -> None:
         jobs = self._rows.jobs(pool, open_only=True)
@@ -81,6 +87,7 @@ class PoolDriver:
             for worker, job in zip(free, waiting, strict=False):
                 self._give(held, worker, job, person)
         held = self._change_workers(held, plan, now, {one.worker.number: one.reason for one in seen})
+        crash.point("pool.workers-written")
         held = self._launch_new(held, now, person)
         self._rows.save(replace(held, held_by="", held_until=0.0))
 
@@ -117,6 +124,7 @@ class PoolDriver:
             if worker.number in plan.take_down and worker.cluster_id is not None:
                 self._take_down(worker.cluster_id)
             if worker.number in plan.forget:
+                self._give_up_launch(pool, worker)
                 lost = worker.cluster_id is not None and not worker.drained and pool.goal == "up"
                 not_before = max(not_before, now + AGAIN_S) if lost else not_before
                 reason = reasons.get(worker.number, "") or reason
@@ -139,6 +147,12 @@ class PoolDriver:
         if cluster is not None and cluster.live:
             self._control.down(cluster.name)
 
+    def _give_up_launch(self, pool: WorkerPool, worker: PoolWorker) -> None:
+        """A worker that was to be launched: a server killed in between may have launched it without writing so."""
+        made = self._store.find(pool.cluster_name(worker)) if worker.cluster_id is None else None
+        if made is not None and made.request_id == _launch_id(pool, worker):
+            self._take_down(made.id)
+
     def _launch_new(self, pool: WorkerPool, now: float, person: Person) -> WorkerPool:
         for worker in pool.workers if pool.goal == "up" else ():
             if worker.cluster_id is not None:
@@ -147,9 +161,12 @@ class PoolDriver:
                 made = self._launch(pool, worker, person)
             except (UserError, ProviderError) as error:
                 why = f"{error.what}; {error.hint}" if isinstance(error, UserError) else str(error)
+                for one in pool.workers:
+                    self._give_up_launch(pool, one)
                 left = tuple(one for one in pool.workers if one.cluster_id is not None)
                 pool = self._save(pool, replace(pool, workers=left, not_before=now + AGAIN_S, reason=why))
                 break
+            crash.point("pool.worker-launched")
             workers = tuple(made if one.number == worker.number else one for one in pool.workers)
             pool = self._save(pool, replace(pool, workers=workers))
         return pool
@@ -158,7 +175,7 @@ class PoolDriver:
         caller = self._person(pool.user, person)
         name = pool.cluster_name(worker)
         taken = self._store.find(name)
-        request_id = f"pool-{pool.id}-{worker.number}"
+        request_id = _launch_id(pool, worker)
         if taken is not None and taken.request_id != request_id:
             raise UserError(f"there is a cluster {name} already", f"podway down {name}, or name the pool otherwise")
         secrets = self._control.vault.open(pool.sealed_secrets)
@@ -177,6 +194,7 @@ class PoolDriver:
         name = pool.cluster_name(worker)
         given = replace(job, worker=worker.number, cluster=name, cluster_id=worker.cluster_id, job=None)
         saved = self._rows.save_job(given)
+        crash.point("pool.job-given")
         if saved is not None:
             self._queue(pool, saved, person)
 
@@ -184,17 +202,22 @@ class PoolDriver:
         """Queue it on its worker; again, if that was interrupted."""
         assert job.cluster is not None
         cluster = self._store.find(job.cluster)
-        if cluster is None or cluster.id != job.cluster_id:
+        if cluster is None or cluster.id != job.cluster_id or cluster.goal == "gone":
             self._wait_again(job)
             return
         task = replace(job.request.task, secrets=self._control.vault.open(job.sealed_secrets))
-        request_id = f"pool-{pool.id}-job-{job.number}-{job.lost}"
+        request_id = f"pool-{pool.id}-job-{job.number}-{job.lost + job.restarts}"
         try:
             caller = self._person(job.user, person)
             queued = self._control.execute(job.cluster, task, job.request.files, caller, request_id)
         except UserError as error:
-            self._end(job, "FAILED", f"{error.what}; {error.hint}")
+            now = self._store.cluster(cluster.id)
+            if now is None or now.goal == "gone":  # the worker goes: that is not the job's fault
+                self._wait_again(job)
+            else:
+                self._end(job, "FAILED", f"{error.what}; {error.hint}")
             return
+        crash.point("pool.job-queued")
         self._rows.save_job(replace(job, job=queued.job))
 
     def _check_given(self, pool: WorkerPool, job: PoolJob, person: Person) -> None:
@@ -208,21 +231,25 @@ class PoolDriver:
             self._wait_again(job)
             return
         if found.state in ENDED:
-            if _was_lost(cluster, found.state) and not job.cancel:
-                self._wait_again(job)
+            cause = None if job.cancel else why_again(cluster, found, job)
+            if cause is not None:
+                self._wait_again(job, cause, found.reason)
             else:
                 self._end(job, found.state.value, found.reason)
         elif job.cancel and not found.cancel:
             self._control.cancel(cluster.name, Caller(user=job.user, role="admin", internal=True), (job.job,))
 
-    def _wait_again(self, job: PoolJob) -> None:
+    def _wait_again(self, job: PoolJob, cause: Cause = "interruption", why: str = "its worker was lost") -> None:
+        """For any worker that is free."""
+        freed = replace(job, worker=None, cluster=None, cluster_id=None, job=None, reason=f"it begins again: {why}")
         if job.cancel:
             self._end(job, "CANCELLED", "cancelled by the user")
+        elif cause == "error":
+            self._rows.save_job(replace(freed, restarts=job.restarts + 1))
         elif job.lost >= MOST_LOST:
             self._end(job, "FAILED", f"{MOST_LOST} workers were lost while it ran")
         else:
-            freed = replace(job, worker=None, cluster=None, cluster_id=None, job=None, lost=job.lost + 1)
-            self._rows.save_job(replace(freed, reason="its worker was lost: it waits for another"))
+            self._rows.save_job(replace(freed, lost=job.lost + 1))
 
     def _end(self, job: PoolJob, state: str, reason: str) -> None:
         self._rows.save_job(replace(job, end=state, reason=reason))
@@ -254,6 +281,26 @@ def _turn(job: PoolJob) -> tuple[int, int]:
     return -job.request.task.priority, job.number
 
 
-def _was_lost(cluster: Cluster, state: JobState) -> bool:
-    """Whether a job ended because its hosts were taken away, not by itself and not by a person."""
-    return cluster.goal == "gone" and state in (JobState.FAILED_DRIVER, JobState.FAILED_NO_RESOURCE)
+def _launch_id(pool: WorkerPool, worker: PoolWorker) -> str:
+    """Of the launch of a worker: twice is once."""
+    return f"pool-{pool.id}-{worker.number}"
+
+
+def why_again(cluster: Cluster, found: Job, job: PoolJob) -> Cause | None:
+    """Why a job that ended is to begin again; None: it has ended.
+
+    Hosts that were taken away, not by a person, end no job of a pool, unless its task says otherwise. From its own failures it comes
+    back as its task says.
+    """
+    recovery = found.task.recovery
+    if found.state in (JobState.FAILED_DRIVER, JobState.FAILED_NO_RESOURCE):
+        cause: Cause | None = "interruption" if found.outcome.hosts_lost or cluster.goal == "gone" else None
+    elif found.state is JobState.FAILED:
+        blamed = next((one for one in found.outcome.exits if one.rank == found.outcome.blamed_rank), None)
+        cause = cause_of(found, blamed, hosts_lost=False) if blamed is not None else "error"
+    else:
+        return None
+    if recovery is None:
+        return cause if cause == "interruption" else None
+    tries_left = cause != "error" or job.restarts < recovery.max_restarts_on_errors
+    return cause if cause in recovery.events and tries_left else None

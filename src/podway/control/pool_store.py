@@ -22,6 +22,15 @@ class PoolWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     drained: bool = False  # takes no more jobs, and goes when it has none
 
 
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs that were submitted by one request: sent again because its answer was lost, it gets the same answer."""
+
+    user: str
+    request_id: str
+    first: int  # the number of the first job
+    count: int
+
+
 class WorkerPool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One pool."""
 
@@ -38,6 +47,7 @@ class WorkerPool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     workers: tuple[PoolWorker, ...] = ()
     next_worker: int = 1
     next_job: int = 1
+    submissions: tuple[Submission, ...] = ()  # the latest
     not_before: float = 0.0  # no new worker earlier than this
     reason: str = ""  # why workers are missing, for people
     created: float
@@ -64,6 +74,7 @@ class PoolJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cluster_id: str | None = None
     job: int | None = None  # its number there, once it is queued
     lost: int = 0  # times a worker went from under it
+    restarts: int = 0  # times it failed by itself and began again, as its task allows
     cancel: bool = False
     end: str = ""  # the state it ended in; '': it is open
     reason: str = ""

@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from podway import crash
 from podway.catalog.slices import find_slice
 from podway.control.access import Caller, Right, check_inventory, check_project, require, right_on
-from podway.control.pool_store import PoolJob, WorkerPool
+from podway.control.pool_store import PoolJob, Submission, WorkerPool
 from podway.control.verbs import NAME, Control
 from podway.errors import UserError
 from podway.launch_options import LaunchOptions, LaunchRequest
@@ -21,6 +22,7 @@ from podway.task.pools import MOST_WORKERS, PoolSize
 from podway.task.task import Task, without_secrets
 
 MOST_JOBS = 10_000  # submitted at once
+SUBMISSIONS_KEPT = 100
 _TRIES = 50
 
 
@@ -77,7 +79,7 @@ class PoolControl:
         return self._update(name, changed)
 
     def submit(self, name: str, request: LaunchRequest, count: int, caller: Caller) -> tuple[int, ...]:
-        """Queue jobs for free workers; their numbers."""
+        """Queue jobs for free workers; their numbers. The same request twice is one."""
         pool = self.find_for(name, caller, Right.USE)
         if not 1 <= count <= MOST_JOBS:
             raise UserError(f"{count} jobs at once are not possible", f"submit at least 1 and at most {MOST_JOBS:,}")
@@ -88,6 +90,8 @@ class PoolControl:
         _check_fit(pool, request.task)
         now, sealed = time.time(), self.control.vault.seal(request.task.secrets)
         for _ in range(_TRIES):
+            if (sent := _sent_before(pool, request, caller)) is not None:
+                return tuple(range(sent.first, sent.first + sent.count))
             numbers = range(pool.next_job, pool.next_job + count)
             new = [
                 PoolJob(
@@ -100,7 +104,7 @@ class PoolControl:
                 )
                 for rank, number in enumerate(numbers)
             ]
-            if self.rows.add_jobs(pool, new):
+            if self.rows.add_jobs(_with_submission(pool, request, caller, count), new):
                 return tuple(numbers)
             pool = self.find_for(name, caller, Right.USE)
         raise _keeps_changing(name)
@@ -137,6 +141,7 @@ class PoolControl:
         """Take down the workers, whatever runs there, and forget the pool when they are gone."""
         self.find_for(name, caller, Right.MANAGE)
         self._update(name, lambda row: msgspec.structs.replace(row, goal="gone"))
+        crash.point("pool.down-marked")
 
     def list_for(self, caller: Caller) -> list[WorkerPool]:
         """Those the caller may know of."""
@@ -193,6 +198,18 @@ def _job(request: LaunchRequest, rank: int, count: int) -> LaunchRequest:
     env = {**request.task.env, "SKYPILOT_JOB_RANK": str(rank), "SKYPILOT_NUM_JOBS": str(count)}
     task = msgspec.structs.replace(request.task, env=env, pools=(), autostop=None, schedule=())
     return LaunchRequest(task=without_secrets(task), files=request.files)
+
+
+def _sent_before(pool: WorkerPool, request: LaunchRequest, caller: Caller) -> Submission | None:
+    same = (caller.user, request.request_id)
+    return next((one for one in pool.submissions if (one.user, one.request_id) == same), None)
+
+
+def _with_submission(pool: WorkerPool, request: LaunchRequest, caller: Caller, count: int) -> WorkerPool:
+    if request.request_id is None:
+        return pool
+    new = Submission(user=caller.user, request_id=request.request_id, first=pool.next_job, count=count)
+    return msgspec.structs.replace(pool, submissions=(*pool.submissions, new)[-SUBMISSIONS_KEPT:])
 
 
 def _check_fit(pool: WorkerPool, task: Task) -> None:

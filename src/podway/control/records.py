@@ -205,6 +205,7 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: float | None = None
     exits: tuple[Exit, ...] = ()
     blamed_rank: int | None = None  # whose exit failed the gang
+    hosts_lost: bool = False  # it ended because its hosts went from under it
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

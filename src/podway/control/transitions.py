@@ -168,8 +168,15 @@ def mark_cancelling(job: Job, reason: str) -> Job:
 
 
 def mark_ended(
-    job: Job, state: JobState, reason: str, now: float, exits: tuple[Exit, ...] = (), blamed_rank: int | None = None
+    job: Job,
+    state: JobState,
+    reason: str,
+    now: float,
+    exits: tuple[Exit, ...] = (),
+    blamed_rank: int | None = None,
+    *,
+    hosts_lost: bool = False,
 ) -> Job:
     """It will not change again; its secrets go."""
-    outcome = JobOutcome(ended=now, exits=exits, blamed_rank=blamed_rank)
+    outcome = JobOutcome(ended=now, exits=exits, blamed_rank=blamed_rank, hosts_lost=hosts_lost)
     return replace(job, state=state, reason=reason, outcome=outcome, sealed_secrets=b"")

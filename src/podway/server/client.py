@@ -21,7 +21,7 @@ import msgspec
 
 from podway.control.records import ENDED, default_name
 from podway.errors import UserError
-from podway.launch_options import LaunchOptions, LaunchRequest
+from podway.launch_options import LaunchOptions, LaunchRequest, new_request_id, with_request_id
 from podway.server import api
 from podway.server.connection import BROKE_OFF, RETRY_S, ServerConnection
 from podway.server.group_client import GroupCalls
@@ -129,7 +129,7 @@ class Client(ServiceCalls, RunCalls, VolumeCalls, ScheduleCalls, PoolCalls, Grou
         # The name and the request's id are chosen here, so that a request sent twice creates one cluster and one job.
         name = request.options.cluster or default_name(os.environ.get("USER", ""))
         options = msgspec.structs.replace(request.options, cluster=name)
-        request = msgspec.structs.replace(request, options=options, request_id=request.request_id or _request_id())
+        request = with_request_id(msgspec.structs.replace(request, options=options))
         self._connection.match_environment()
         return self._call("POST", "/v1/launch", api.LaunchReply, request)
 
@@ -144,12 +144,12 @@ class Client(ServiceCalls, RunCalls, VolumeCalls, ScheduleCalls, PoolCalls, Grou
         """Queue a task on a cluster that is up, without its setup; returns at once. `files`: uploaded before."""
         read = read_source(task, **keywords)
         trees = self._upload(read, mounts=False) if files is None else files
-        body = api.ExecBody(task=read, files=trees, request_id=_request_id())
+        body = api.ExecBody(task=read, files=trees, request_id=new_request_id())
         return self._call("POST", f"{_at(cluster)}/jobs", api.LaunchReply, body)
 
     def run(self, cluster: str, command: str) -> api.LaunchReply:
         """Run a command on every host at once, bypassing the queue."""
-        body = api.RunBody(command=command, request_id=_request_id())
+        body = api.RunBody(command=command, request_id=new_request_id())
         return self._call("POST", f"{_at(cluster)}/run", api.LaunchReply, body)
 
     # jobs
@@ -436,10 +436,6 @@ class Client(ServiceCalls, RunCalls, VolumeCalls, ScheduleCalls, PoolCalls, Grou
         from podway.server.uploading import NoProgress, upload  # reading trees costs more than all the rest
 
         return upload(self, NoProgress(), task, mounts=mounts)
-
-
-def _request_id() -> str:
-    return os.urandom(8).hex()
 
 
 def _at(cluster: str) -> str:

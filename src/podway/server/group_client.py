@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from podway.launch_options import with_request_id
 from podway.server.urls import quote
 
 if TYPE_CHECKING:
@@ -33,7 +36,8 @@ class GroupCalls:
         from podway.server.group_api import GroupBody, GroupView
 
         self._connection.match_environment()
-        return self._connection.call("PUT", f"/v1/groups/{quote(name)}", GroupView, GroupBody(tasks=tasks))
+        body = GroupBody(tasks=tuple(replace(one, request=with_request_id(one.request)) for one in tasks))
+        return self._connection.call("PUT", f"/v1/groups/{quote(name)}", GroupView, body)
 
     def cancel_group(self, name: str) -> GroupView:
         """Cancel every job of a group."""

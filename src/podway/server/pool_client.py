@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from podway.launch_options import with_request_id
 from podway.server.urls import quote
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class PoolCalls:
         """Queue jobs for free workers, the same task `count` times; their numbers in the pool."""
         from podway.server.pool_api import PoolJobsBody, PoolJobsReply
 
-        body = PoolJobsBody(request=request, count=count)
+        body = PoolJobsBody(request=with_request_id(request), count=count)
         return self._connection.call("POST", f"/v1/pools/{quote(name)}/jobs", PoolJobsReply, body).jobs
 
     def cancel_pool_jobs(self, name: str, jobs: tuple[int, ...] = ()) -> list[int]:

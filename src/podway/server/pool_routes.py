@@ -3,7 +3,7 @@
 import time
 
 from podway.control.access import Right
-from podway.control.pool_driver import PoolDriver
+from podway.control.pool_driver import PoolDriver, why_again
 from podway.control.pool_store import PoolJob, WorkerPool
 from podway.server.pool_api import (
     PoolBody,
@@ -92,8 +92,11 @@ def _view(call: ApiCall, record: WorkerPool, *, jobs: bool = False) -> PoolView:
 def _job_view(call: ApiCall, job: PoolJob) -> PoolJobView:
     state, reason = job.end or "PENDING", job.reason
     if not job.end and job.cluster_id is not None and job.job is not None:
-        found = call.services.store.job(job.cluster_id, job.job)
-        state, reason = (found.state.value, found.reason) if found is not None else (state, reason)
+        store = call.services.store
+        found, cluster = store.job(job.cluster_id, job.job), store.cluster(job.cluster_id)
+        if found is not None:
+            again = cluster is not None and not job.cancel and why_again(cluster, found, job) is not None
+            state, reason = "RECOVERING" if again else found.state.value, found.reason
     return PoolJobView(
         number=job.number,
         name=job.request.task.name,
