@@ -3,8 +3,9 @@
 import msgspec
 
 from podway.catalog.slices import find_slice
+from podway.model.families import find_model
 from podway.model.layout import MeshShape, parse_mesh
-from podway.plan.training import PODWAY, Adapters, Optimizer, Training
+from podway.plan.training import PODWAY, Adapters, Compute, Optimizer, Training
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,9 +22,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lora: int = 0
     slices: int = 1
     offload: tuple[str, ...] = ()
-    # The attention kernel that it was compiled with: what is recorded does not follow the trainer's choice when that changes.
-    block: int = 512
-    fused: bool = False
+    compute: Compute = "bfloat16"
+    # The attention kernel that it was compiled with: what is recorded does not follow the trainer's choice when that changes. None: a
+    # model whose layers differ in it, as the trainer chooses.
+    block: int | None = 512
+    fused: bool | None = False
     # And with the flags that give exchanges to the SparseCores of v5p and v6e (train/flags.py); those for several axes came later.
     sparsecore: bool = False
     sparsecore_axes: bool = False
@@ -45,6 +48,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             optimizer=self.optimizer,
             adapters=Adapters(rank=self.lora) if self.lora else None,
             offload=self.offload,
+            compute=self.compute,
             program=msgspec.structs.replace(
                 PODWAY,
                 attention_block=self.block,
@@ -63,8 +67,21 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         more += [self.optimizer] if self.optimizer != "adamw" else []
         more += [f"LoRA {self.lora}"] if self.lora else []
         more += [f"offload {'+'.join(self.offload)}"] if self.offload else []
+        more += [self.compute] if self.compute != "bfloat16" else []
         where = self.slice if self.slices == 1 else f"{self.slices} x {self.slice}"
         return " ".join([f"{self.model} {where} {self.mesh} {self.batch}x{self.seq}", *more])
+
+
+def as_trained(cell: Cell) -> Cell:
+    """The same step with the attention kernel and the flags that the trainer chooses today."""
+    shape, sizes = find_model(cell.model), cell.sizes
+    generation = find_slice(cell.slice).generation
+    chosen = {
+        PODWAY.attention_blocks(generation, seq=cell.seq, context=sizes.context, d_head=shape.d_head, window=window)
+        for window in shape.layer_windows
+    }
+    block, fused = chosen.pop() if len(chosen) == 1 else (None, None)
+    return msgspec.structs.replace(cell, block=block, fused=fused, sparsecore=True, sparsecore_axes=True)
 
 
 # Compiled after the planner's terms were settled: docs/planning.md tells what it said of these at first sight. The first eight
@@ -334,4 +351,24 @@ PLANNED = tuple(
         Cell(model="llama3.1-70b", slice="v6e-64", mesh="fsdp=64", batch=128, seq=8192, offload=_HOST),
     )
 )
-ALL = tuple(dict.fromkeys((*GRID, *TIMED, *LATEST, *TUNED, *PLANNED)))
+# Drawn at random over generations, models, meshes, remat, precision and slices (docs/planning.md tells what was said at first sight), and
+# steps with nothing computed again beside the same with `minimal`: as the trainer compiles them since 2026-11-16.
+DRAWN = tuple(
+    msgspec.structs.replace(cell, block=1024, fused=True, sparsecore=True, sparsecore_axes=True)
+    for cell in (
+        Cell(model="qwen2.5-1.5b", slice="v5litepod-16", mesh="fsdp=8,tensor=2", batch=64, compute="fp8"),
+        Cell(
+            model="qwen2.5-1.5b",
+            slice="v5litepod-16",
+            mesh="fsdp=2,context=4,tensor=2",
+            batch=64,
+            remat="minimal",
+            microbatches=4,
+            compute="int8",
+        ),
+        Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=16", batch=32, seq=2048, remat="none"),
+        Cell(model="llama3.2-1b", slice="v5litepod-16", mesh="fsdp=16", batch=32, seq=2048, remat="minimal"),
+        Cell(model="llama3.2-1b", slice="v5p-16", mesh="fsdp=8", batch=32, seq=2048, remat="none"),
+    )
+)
+ALL = tuple(dict.fromkeys((*GRID, *TIMED, *LATEST, *TUNED, *PLANNED, *DRAWN)))

@@ -60,7 +60,8 @@ def fsdp_traffic(
     each = training.gathered_bytes
     gathers = [placement.fsdp.gather_seconds(each * one.weights, device) for one in products]
     gather = sum(gathers)
-    waits = 2 * gather
+    passes = 1 if training.keeps_gathered else 2
+    waits = passes * gather
     # Matrices of experts, nearly all of a layer's bytes, are needed one right after the other: over several axes most of that is waited
     # for (0.19 s of 0.36 for Mixtral 8x7B on v5p-128; all of it is counted).
     experts = any(one.grouped for one in products)
@@ -70,8 +71,9 @@ def fsdp_traffic(
         if device.generation in _FUSED_GATHERS:
             before = zip(gathers[1:], products, strict=False)
             ahead = gathers[0] + sum(max(0.0, seconds - one.forward) for seconds, one in before)
-        waits = ahead + max(gathers[0], gather - backward)
-    found = [Traffic(axis="fsdp", direction="gather", seconds=times * 2 * gather, exposed=times * waits)]
+            ahead = gather if training.keeps_gathered else ahead  # what is kept is no piece of a product
+        waits = ahead + (max(gathers[0], gather - backward) if passes == 2 else 0.0)
+    found = [Traffic(axis="fsdp", direction="gather", seconds=times * passes * gather, exposed=times * waits)]
     if training.adapters is None:
         size = training.program.gradient_bytes
         seconds = _sum_seconds(training, device, placement, size * times * sum(one.weights for one in products))

@@ -310,7 +310,7 @@ def _asked_for(name: str, shape: ModelShape) -> bool:
 
 def _kept_weights(shape: ModelShape, tensor: int, expert: int, cut: Cut, training: Training) -> float:
     """Where nothing is computed again, the gathered weights of every layer stay for the backward pass."""
-    if "rest" not in training.saved or not cut.split or not training.program.casts_once:
+    if not training.keeps_gathered or not cut.split:
         return 0.0
     kinds = layer_kinds(shape)
     return COMPUTE_BYTES * sum(kind.layers * layer_weights(kind, tensor, expert) for kind in kinds)

@@ -31,7 +31,15 @@ from podway.plan.fsdp_time import ProductTime, Traffic, fsdp_traffic, head_traff
 from podway.plan.kernels import blocks_of
 from podway.plan.memory import adapter_params, held_params, saved_bytes_per_token, state_shards
 from podway.plan.network import MeshPlacement, dcn_reduce_seconds
-from podway.plan.products import dispatch_seconds, head_product, layer_products, needed_again, widths
+from podway.plan.products import (
+    dispatch_seconds,
+    head_product,
+    layer_products,
+    layer_weights,
+    needed_again,
+    widths,
+)
+from podway.plan.tensor_time import summed_bytes, tensor_traffic
 from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training, spare_rows
 from podway.plan.working_set import misaligned
 
@@ -128,11 +136,20 @@ def step_time(
 
 
 def _stacking(shape: ModelShape, mesh: MeshShape, training: Training, device: Device, tokens: float) -> float:
-    """Seconds that kept activations take to be copied into the stack of all layers, and out of it again: read and written, twice."""
-    if not device.copies_stacks or training.program.gradients != "rings":
+    """Seconds that kept activations take to be copied into the stack of all layers, and out of it again: read and written, twice.
+
+    Where nothing is computed again that is so on every generation, and gathered weights are copied into a stack too, from which
+    products read them (Llama 3.2 1B on v5e-16: 0.094 s through HBM, of which 0.049 s is waited for; 3B on v6e-16).
+    """
+    whole = training.keeps_gathered
+    if training.program.gradients != "rings" or not (device.copies_stacks or whole):
         return 0.0
     kept = tuple(name for name in training.held if name != "residual")
-    return 4 * tokens * saved_bytes_per_token(shape, mesh, kept) / device.hbm_bandwidth if kept else 0.0
+    moved = 4 * tokens * saved_bytes_per_token(shape, mesh, kept) if kept else 0.0
+    if whole and mesh.fsdp > 1:
+        kinds = layer_kinds(shape)
+        moved += 2 * COMPUTE_BYTES * sum(k.layers * layer_weights(k, mesh.tensor, mesh.expert) for k in kinds)
+    return moved / device.hbm_bandwidth
 
 
 def _summed(traffic: list[Traffic]) -> tuple[Traffic, ...]:
@@ -323,13 +340,7 @@ def _traffic(
     found = fsdp_traffic(layer.products, layer.backward, mesh, training, device, placement, times)
     stream = COMPUTE_BYTES * tokens * shape.d_model
     if mesh.tensor > 1:
-        both = _tensor_traffic(shape, mesh, training, device, placement, stream)
-        beside = 0.0
-        if _sparsecore_exchanges(training, device):
-            beside = _branches(shape) * placement.tensor.gather_seconds(stream, device)
-        for direction, each in zip(("gather", "reduce"), both, strict=True):
-            waits = times * (each - beside)
-            found.append(Traffic(axis="tensor", direction=direction, seconds=times * each, exposed=waits))
+        found += tensor_traffic(shape, mesh, training, device, placement.tensor, stream, times)
     if mesh.context > 1:
         # Keys and values of the whole sequence come to every device; their gradients go back, all-reduced and then cut.
         pairs = COMPUTE_BYTES * tokens * mesh.context * (shape.d_head + shape.d_value) * _kv_heads(shape, mesh.tensor)
@@ -338,7 +349,8 @@ def _traffic(
         # Each device has a piece of every sequence: gradients of weights are summed over the group before they are scattered.
         summed = 0.0
         if training.adapters is None:
-            moved = training.program.gradient_bytes * sum(one.weights for one in layer.products)
+            each_bytes = max(training.program.gradient_bytes, summed_bytes(training))
+            moved = each_bytes * sum(one.weights for one in layer.products)
             summed = placement.context.reduce_seconds(moved, device)
         for direction, each in (("gather", (1 + again + 1) * once), ("reduce", 2 * once + summed)):
             seconds = times * each
@@ -358,45 +370,6 @@ def _kv_heads(shape: ModelShape, tensor: int) -> int:
     return shape.kv_heads // tensor if shape.kv_heads % tensor == 0 else shape.kv_heads
 
 
-# Generations whose compiler flags make rings of permutes of a tensor group's exchanges (train/flags.py) where the group lies along
-# one axis of the torus, on v5e everywhere: each takes one link in one direction. Rings of one layer: forward, computed again,
-# backward; what attention exchanges in a sequential block stays whole. Counted in programs of libtpu 0.0.51 with tensor=4: Llama 3.2
-# 1B on v5e-16 (sequential: 8, 3 and 11 permutes, 3 a ring), the 32B job on v5p-128 and the 16B job on v5e-256 (parallel).
-_RINGS_ON = ("v5e", "v5p", "v6e")
-_RINGS = {"sequential": (8 / 3, 1.0, 11 / 3), "parallel": (11 / 3, 0.0, 20 / 3)}
-
-
-def _sparsecore_exchanges(training: Training, device: Device) -> bool:
-    """Whether SparseCores gather and scatter the stream of a tensor group.
-
-    What the backward pass exchanges for itself, once a branch each way, then runs beside the products that make weight gradients. So on
-    v5p, whose flags make no rings: of 0.18 s of Llama 3.2 3B with tensor=2, 0.10 s is waited for.
-    """
-    return device.generation == "v5p" and device.generation in training.program.sparsecore
-
-
-def _tensor_traffic(
-    shape: ModelShape, mesh: MeshShape, training: Training, device: Device, placement: MeshPlacement, stream: float
-) -> tuple[float, float]:
-    """Seconds that a layer gathers the stream over its tensor group, and that it sums."""
-    gathers, scatters = _tensor_exchanges(shape, training)
-    once = placement.tensor.gather_seconds(stream, device)
-    if training.program.gradients != "rings" or _sparsecore_exchanges(training, device):
-        return gathers * once, scatters * once
-    ringed = device.generation == "v5e" or (device.generation in _RINGS_ON and len(placement.tensor.rings) == 1)
-    if not ringed or mesh.tensor < 4:
-        # The compiler makes all-reduces of the sums, and cuts what they give, but where a SparseCore scatters them.
-        scattered = device.generation in training.program.sparsecore
-        return gathers * once, scatters * (1 if scattered else 2) * once
-    ahead, again, back = _RINGS["parallel" if shape.block == "parallel" else "sequential"]
-    rings = ahead + back + (0.0 if "mlp_in" in training.saved else again)
-    ring = stream * (mesh.tensor - 1) / mesh.tensor / device.link_bandwidth
-    if shape.block == "parallel":
-        return rings * ring, 0.0
-    computed = 2 + (0 if "qkv" in training.saved else 1)
-    return rings * ring + computed * once, (2 + (0 if "attn_out" in training.saved else 1)) * 2 * once
-
-
 def _ends_traffic(
     shape: ModelShape, mesh: MeshShape, training: Training, device: Device, placement: MeshPlacement, tokens: float
 ) -> list[Traffic]:
@@ -410,23 +383,3 @@ def _ends_traffic(
             Traffic(axis="tensor", direction=way, seconds=seconds, exposed=seconds) for way in ("gather", "reduce")
         ]
     return found
-
-
-def _branches(shape: ModelShape) -> int:
-    return 1 if shape.block == "parallel" else 2
-
-
-def _tensor_exchanges(shape: ModelShape, training: Training) -> tuple[int, int]:
-    """How often a layer gathers the stream over a tensor group, and how often it scatters a sum, both ways.
-
-    Forward: a gather before each branch (one for both of a parallel block), a scatter after it. Computed again: the
-    gathers, and the scatter of attention where the MLP stands on it. Backward: the mirror image of forward.
-    """
-    branches = _branches(shape)
-    saved = training.saved
-    again_gathers = (0 if "qkv" in saved else 1) + (0 if "mlp_in" in saved else 1)
-    again_gathers = min(again_gathers, branches)
-    again_scatters = 0 if shape.block == "parallel" or "attn_out" in saved else 1
-    if shape.block == "sandwich" and "mlp_out" not in saved:
-        again_scatters += 1
-    return branches + again_gathers + branches, 2 + again_scatters + branches

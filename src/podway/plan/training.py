@@ -229,6 +229,11 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return tuple(name for name in ("residual", *saved_names(self.remat)) if name not in self.offload)
 
     @property
+    def keeps_gathered(self) -> bool:
+        """Whether gathered weights stay for the backward pass, as they do where nothing is computed again: they are gathered once."""
+        return "rest" in self.saved and self.program.casts_once
+
+    @property
     def one_sequence(self) -> "Training":
         """The same step of one sequence: what two steps have in common that differ in batch and microbatches alone."""
         return msgspec.structs.replace(self, batch=1, microbatches=1)
