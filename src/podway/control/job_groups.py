@@ -172,22 +172,31 @@ class GroupControl:
         jobs = {one.name: self.job_of(one) for one in group.members}
         over = {name for name, job in jobs.items() if job is None or job.state in ENDED}
         if group.cancel:
-            self._cancel(group, lambda one: True, group.reason)
-            if not group.released:
-                self._take_down(group)
-            if len(over) == len(group.members):
-                self.rows.save(replace(group, ended=now))
-            return
+            self._drive_cancelled(group, over, now)
+        elif not group.released:
+            self._drive_starting(group, jobs, over)
+        else:
+            self._release(group, jobs)
+            self._drive_running(group, over, now)
+
+    def _drive_cancelled(self, group: GroupRecord, over: set[str], now: float) -> None:
+        self._cancel(group, lambda one: True, group.reason)
         if not group.released:
-            if over:
-                lost = next(one for one in group.members if one.name in over)
-                why = job.reason if (job := jobs[lost.name]) is not None else "it is gone"
-                self.rows.save(replace(group, cancel=True, reason=f"{lost.name}: {why}"))
-            elif self._all_up(group) and (written := self.rows.save(replace(group, released=True))) is not None:
-                crash.point("group.release-written")
-                self._release(written, jobs)
-            return
-        self._release(group, jobs)
+            self._take_down(group)
+        if len(over) == len(group.members):
+            self.rows.save(replace(group, ended=now))
+
+    def _drive_starting(self, group: GroupRecord, jobs: dict[str, Job | None], over: set[str]) -> None:
+        """Nothing has run yet: a job that has ended is one whose hosts are not available."""
+        lost = next((one.name for one in group.members if one.name in over), None)
+        if lost is not None:
+            why = job.reason if (job := jobs[lost]) is not None else "it is gone"
+            self.rows.save(replace(group, cancel=True, reason=f"{lost}: {why}"))
+        elif self._all_up(group) and (written := self.rows.save(replace(group, released=True))) is not None:
+            crash.point("group.release-written")
+            self._release(written, jobs)
+
+    def _drive_running(self, group: GroupRecord, over: set[str], now: float) -> None:
         primary = {one.name for one in group.members if one.primary}
         if len(over) == len(group.members):
             self.rows.save(replace(group, ended=now))

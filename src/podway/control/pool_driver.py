@@ -75,21 +75,27 @@ class PoolDriver:
         held = self._rows.save(replace(pool, held_by=self._owner, held_until=now + HELD_S))
         if held is None:  # it has changed: next time
             return
+        if finished:
+            self._rows.delete(held)
+            return
         if pool.goal == "gone":
             for job in jobs:
                 self._end(job, "CANCELLED", "the pool is being taken down")
-            if finished:
-                self._rows.delete(held)
-                return
         else:
-            for job in given:
-                self._check_given(held, job, person)
-            for worker, job in zip(free, waiting, strict=False):
-                self._give(held, worker, job, person)
+            self._drive_jobs(held, given, list(zip(free, waiting, strict=False)), person)
         held = self._change_workers(held, plan, now, {one.worker.number: one.reason for one in seen})
         crash.point("pool.workers-written")
         held = self._launch_new(held, now, person)
         self._rows.save(replace(held, held_by="", held_until=0.0))
+
+    def _drive_jobs(
+        self, pool: WorkerPool, given: list[PoolJob], pairs: list[tuple[PoolWorker, PoolJob]], person: Person
+    ) -> None:
+        """Look at those that have a worker, and give one to those whose turn it is."""
+        for job in given:
+            self._check_given(pool, job, person)
+        for worker, job in pairs:
+            self._give(pool, worker, job, person)
 
     # workers
 
