@@ -52,7 +52,7 @@ def test_a_model_over_two_hosts_answers_as_one_and_ends_when_one_is_lost() -> No
     with gang(2, 2, [*SMALL, "--tp", "4"]) as server:
         for prompt in PROMPTS[:2]:
             assert ask(server.url, prompt) == greedy_text(prompt, 12)
-        hot = {"temperature": 0.9, "seed": 7, "presence_penalty": 0.3, "logprobs": 2}
+        hot = {"temperature": 0.9, "top_p": 0.9, "seed": 7, "presence_penalty": 0.3, "logprobs": 2}
         assert ask(server.url, PROMPTS[2], **hot) == ask(server.url, PROMPTS[2], **hot)
         assert ask(server.url, "x", guided_choice=["yes", "no"]) in ("yes", "no")
         follower, front = server.processes[1], server.processes[0]

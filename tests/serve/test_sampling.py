@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from podway.model.layout import MeshShape
+from podway.model.mesh import make_mesh, spec
 from podway.serve.sampling import PROMPT, Sampled, SamplingState, _cut, empty_sampling_state, sample
 
 ROWS, V = 4, 40
 _sample = jax.jit(sample)
-_cut_jit = jax.jit(_cut)
+_cut_jit = jax.jit(_cut, static_argnums=2)
 
 
 def draw(
@@ -70,14 +72,14 @@ def kept_by_definition(row: np.ndarray, top_k: int, top_p: float, min_p: float) 
 @settings(max_examples=60)
 @given(
     st.integers(0, 10_000), st.integers(0, 45), st.sampled_from([1.0, 0.1, 0.37, 0.62, 0.9, 0.99]),
-    st.sampled_from([0.0, 0.05, 0.3]),
+    st.sampled_from([0.0, 0.05, 0.3]), st.sampled_from([1, 2]),
 )  # fmt: skip
-def test_top_k_top_p_and_min_p_keep_what_they_say(seed: int, top_k: int, top_p: float, min_p: float) -> None:
+def test_top_k_top_p_and_min_p_keep_what_they_say(seed: int, top_k: int, top_p: float, min_p: float, bits: int) -> None:
     x = logits(seed)
     sampling: SamplingState = empty_sampling_state(ROWS)._replace(
         top_k=jnp.full(ROWS, top_k, jnp.int32), top_p=jnp.full(ROWS, top_p), min_p=jnp.full(ROWS, min_p)
     )
-    cut = np.asarray(_cut_jit(jnp.asarray(x), sampling))
+    cut = np.asarray(_cut_jit(jnp.asarray(x), sampling, bits))
     for row in range(ROWS):
         assert set(np.flatnonzero(np.isfinite(cut[row]))) == kept_by_definition(x[row], top_k, top_p, min_p)
 
@@ -85,7 +87,7 @@ def test_top_k_top_p_and_min_p_keep_what_they_say(seed: int, top_k: int, top_p: 
 def test_top_p_of_1_keeps_everything() -> None:
     x = np.random.default_rng(0).normal(size=(1, V)).astype(np.float32)
     sampling = empty_sampling_state(1)._replace(top_k=jnp.zeros(1, jnp.int32), min_p=jnp.zeros(1))
-    assert np.isfinite(np.asarray(_cut_jit(jnp.asarray(x), sampling))).all()
+    assert np.isfinite(np.asarray(_cut_jit(jnp.asarray(x), sampling, 1))).all()
 
 
 def test_penalties() -> None:
@@ -149,3 +151,28 @@ def test_reported_logprobs_are_the_models_own() -> None:
     for row in range(ROWS):
         assert out.logprob[row] == pytest.approx(expected[row, int(out.token[row])], abs=1e-5)
         np.testing.assert_allclose(out.top_logprobs_RJ[row], np.sort(expected[row])[::-1][:20], atol=1e-5)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+@pytest.mark.parametrize("rows", [1, 4, 6], ids=["fewer than the devices", "as many", "some left over"])
+def test_logits_that_lie_on_four_devices_are_sampled_as_on_one(rows: int) -> None:
+    """Everything at once: penalties, bias, barred stop ids, a mask, thresholds, draws and what is reported."""
+    chance, tokens = np.random.default_rng(rows), 64
+    base = empty_sampling_state(rows)
+    sampling = base._replace(
+        temperature=jnp.where(jnp.arange(rows) % 3 == 2, 0.0, 0.9), top_k=jnp.full(rows, 30, jnp.int32),
+        top_p=jnp.full(rows, 0.8), presence=jnp.full(rows, 0.4), repetition=jnp.full(rows, 1.2), seed=jnp.arange(rows, dtype=jnp.uint32),
+        min_tokens=jnp.full(rows, 99, jnp.int32), stop_ids_ZA=base.stop_ids_ZA.at[:, 0].set(3), reports=jnp.ones(rows, jnp.bool_),
+        bias_ids_ZC=base.bias_ids_ZC.at[:, :2].set(jnp.asarray([5, 63])), bias_ZC=base.bias_ZC.at[:, :2].set(jnp.asarray([2.0, -3.0])),
+    )  # fmt: skip
+    logits = jnp.asarray(chance.normal(size=(rows, tokens)) * 3, jnp.float32)
+    counts = jnp.asarray(chance.integers(0, 3, (rows, tokens)), jnp.int32)
+    mask = jnp.asarray(chance.integers(0, 1 << 32, (rows, 2), np.uint32) | np.uint32(1))
+    given = (sampling, counts, jnp.arange(rows), jnp.full(rows, 5, jnp.int32), mask)
+    expected = _sample(logits, *given)
+    mesh = make_mesh(MeshShape(tensor=4), jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        split = jax.sharding.NamedSharding(mesh, spec(None, "tensor"))
+        got = jax.jit(sample, static_argnames="bits")(jax.device_put(logits, split), *given, bits=2)
+    for name, one, other in zip(Sampled._fields, expected, got, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=name)

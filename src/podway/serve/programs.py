@@ -118,7 +118,7 @@ def mixed(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[Sta
     """One token for each row, and the prompts' blocks."""
     assert step.blocks is not None and step.mask_RU is not None and step.scoring is not None
     state, sampling, live_R, hidden_TD, logits_RV = _mixed_logits(setup, tree, state, step)
-    state, sampled = _choose(state, sampling, step.rows[0], live_R, logits_RV, step.mask_RU)
+    state, sampled = _choose(setup, state, sampling, step.rows[0], live_R, logits_RV, step.mask_RU)
     slot_N, start_N, count_N = step.blocks
     at_NQ, real_NQ = _places(setup.limits, start_N, count_N)
     following_NQ = state.tokens_ZS[slot_N[:, None], jnp.where(real_NQ, at_NQ + 1, 0)]
@@ -185,7 +185,7 @@ def decode(setup: Setup, tree: Tree, state: State, step: StepInputs) -> tuple[St
         number, state, out = loop
         live_R = live_rows(state, sampling, slot_R) & (number < turns_R)
         state, logits_RV = _decode_logits(setup, tree, state, slot_R, live_R, step.table_ZP)
-        state, sampled = _choose(state, sampling, slot_R, live_R, logits_RV, mask_RU)
+        state, sampled = _choose(setup, state, sampling, slot_R, live_R, logits_RV, mask_RU)
         return number + 1, state, jax.tree.map(lambda all, one: all.at[number].set(one), out, sampled)
 
     most = setup.limits.turns(slot_R.shape[0])
@@ -305,6 +305,7 @@ def forward(setup: Setup, tree: Tree, state: State, tokens: StepTokens, table_ZP
 
 
 def _choose(
+    setup: Setup,
     state: State,
     sampling: SamplingState,
     slot_R: jax.Array,
@@ -314,9 +315,16 @@ def _choose(
 ) -> tuple[State, Sampled]:
     """The rows' next tokens, into their slots; -1 for rows that have ended."""
     logits_RV = constrain(logits_RV, (None, "vocab"), SERVE_RULES)
-    sampled = sample(logits_RV, sampling, state.counts_ZV, slot_R, state.length_Z[slot_R], mask_RU)
+    sampled = sample(
+        logits_RV, sampling, state.counts_ZV, slot_R, state.length_Z[slot_R], mask_RU, threshold_bits(setup.plan)
+    )
     state, token_R = take_tokens(state, sampling, slot_R, live_R, sampled.token)
     return state, sampled._replace(token=token_R)
+
+
+def threshold_bits(plan: Plan) -> int:
+    """`bits` of `sample`: a TPU compares with three thresholds in the time that the logits take to arrive."""
+    return 2 if plan.backend == "tpu" else 1
 
 
 def most_likely(logits_RV: jax.Array) -> jax.Array:

@@ -13,16 +13,25 @@ else is in the batch, and a request that was preempted goes on as it would have.
 bisection over the bits of the numbers: exact, without sorting the vocabulary. A batch of which nobody asks more than the
 most likely token skips everything else.
 
+On several chips the logits come split by the vocabulary, and stay so: what the chips then tell each other is a few numbers of each
+row. Thresholds alone would need a sum over the chips for each of their 64 bits, so for them the logits are exchanged once, and
+each chip has whole rows (`_pick_by_rows`).
+
 Reported log probabilities are those of the model: before temperature, penalties and masks.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
+from podway.model.layout import SERVE_RULES
+from podway.model.mesh import context_mesh, context_spec, per_chip
 from podway.serve.sampling_params import BIASES, MAX_ALTERNATIVES, STOP_IDS
 
+Holds = Callable[[list[jax.Array]], list[jax.Array]]  # of each of several thresholds (R,)
 PROMPT = 1 << 24  # in `counts`: the token is in the prompt; below it, how often it is in the answer
 
 
@@ -78,9 +87,11 @@ def sample(
     slots_R: jax.Array,
     length_R: jax.Array,
     mask_RU: jax.Array,
+    bits: int = 1,
 ) -> Sampled:
     """The next token of each row. `sampling` are of the rows; `length` says how many tokens each has so far; the mask has a
-    bit for each token, lowest first, and all ones where there is no grammar."""
+    bit for each token, lowest first, and all ones where there is no grammar. A pass over the logits settles `bits` bits of a
+    threshold: 1, 2 or 4."""
     vocabulary = logits_RV.shape[1]
     young = length_R - sampling.prompt_len < sampling.min_tokens
     changed = (
@@ -105,7 +116,7 @@ def sample(
         )
         best = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
         drawn = jax.lax.cond(
-            (sampling.temperature > 0).any(), lambda: _draw(adjusted, sampling, length_R), lambda: best
+            (sampling.temperature > 0).any(), lambda: _draw(adjusted, sampling, length_R, bits), lambda: best
         )
         token = jnp.where(sampling.temperature > 0, drawn, best)
         reported = jax.lax.cond(
@@ -162,39 +173,80 @@ def _unpack(mask_RU: jax.Array, vocabulary: int) -> jax.Array:
     return bits.reshape(mask_RU.shape[0], -1)[:, :vocabulary].astype(bool)
 
 
-def _draw(logits_RV: jax.Array, sampling: SamplingState, length_R: jax.Array) -> jax.Array:
+def _draw(logits_RV: jax.Array, sampling: SamplingState, length_R: jax.Array, bits: int) -> jax.Array:
     warm = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)
     scaled = logits_RV / warm[:, None]
     cut = ((sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)).any()
-    kept = jax.lax.cond(cut, lambda: _cut(scaled, sampling), lambda: scaled)
+    return jax.lax.cond(  # type: ignore[no-any-return]
+        cut,
+        lambda: _pick_by_rows(scaled, sampling, length_R, bits),
+        lambda: _with_noise(scaled, sampling, length_R),
+    )
 
+
+def _with_noise(kept_RV: jax.Array, sampling: SamplingState, length_R: jax.Array) -> jax.Array:
     def noise(seed: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), position)
-        return jax.random.gumbel(key, (logits_RV.shape[1],), jnp.float32)
+        return jax.random.gumbel(key, (kept_RV.shape[1],), jnp.float32)
 
-    return jnp.argmax(kept + jax.vmap(noise)(sampling.seed, length_R), axis=-1).astype(jnp.int32)
+    return jnp.argmax(kept_RV + jax.vmap(noise)(sampling.seed, length_R), axis=-1).astype(jnp.int32)
 
 
-def _cut(scaled_RV: jax.Array, sampling: SamplingState) -> jax.Array:
+def _pick_by_rows(scaled_RV: jax.Array, sampling: SamplingState, length_R: jax.Array, bits: int) -> jax.Array:
+    """A token of what top k, top p and min p leave of each row, each row on one chip."""
+
+    def pick(scaled_RV: jax.Array, sampling: SamplingState, length_R: jax.Array) -> jax.Array:
+        return _with_noise(_cut(scaled_RV, sampling, bits), sampling, length_R)
+
+    chips, (rows, vocabulary) = context_mesh().tensor, scaled_RV.shape
+    if chips == 1 or vocabulary % chips:
+        return pick(scaled_RV, sampling, length_R)
+
+    def padded(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, -rows % chips)] + [(0, 0)] * (x.ndim - 1))
+
+    def on_chip(scaled_RV: jax.Array, sampling: SamplingState, length_R: jax.Array) -> jax.Array:
+        own_RV = jax.lax.all_to_all(padded(scaled_RV), "tensor", 0, 1, tiled=True)  # type: ignore[no-untyped-call]
+        count = own_RV.shape[0]
+        first = jax.lax.axis_index("tensor") * count
+        own = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(padded(x), first, count), (sampling, length_R))
+        every_R: jax.Array = jax.lax.all_gather(pick(own_RV, *own), "tensor", tiled=True)
+        return every_R[:rows]
+
+    split, whole = context_spec((None, "vocab"), scaled_RV.shape, SERVE_RULES), PartitionSpec()  # type: ignore[no-untyped-call]
+    token_R: jax.Array = per_chip(on_chip, (split, whole, whole), whole)(scaled_RV, sampling, length_R)
+    return token_R
+
+
+def _cut(scaled_RV: jax.Array, sampling: SamplingState, bits: int) -> jax.Array:
     """-inf for what top k, top p or min p leaves out."""
     order_RV = _sortable(scaled_RV)
     wanted = jnp.where(sampling.top_k > 0, sampling.top_k, scaled_RV.shape[1])
 
-    def enough(threshold: jax.Array) -> jax.Array:
-        return (order_RV >= threshold[:, None]).sum(axis=-1) >= wanted
+    def enough(thresholds: list[jax.Array]) -> list[jax.Array]:
+        return [count >= wanted for count in _sums([order_RV >= one[:, None] for one in thresholds])]
 
-    kept = jnp.where(order_RV >= _largest(enough, wanted.shape[0])[:, None], scaled_RV, -jnp.inf)
+    kept = jnp.where(order_RV >= _largest(enough, wanted.shape[0], bits)[:, None], scaled_RV, -jnp.inf)
     chances = jax.nn.softmax(kept, axis=-1)
     # A sum of many small numbers may stay just below 1: top_p = 1 must keep all of them.
     share = jnp.where(sampling.top_p < 1, sampling.top_p, 0.0)
 
-    def reached(threshold: jax.Array) -> jax.Array:
-        return jnp.where(order_RV >= threshold[:, None], chances, 0).sum(axis=-1) >= share
+    def reached(thresholds: list[jax.Array]) -> list[jax.Array]:
+        return [total >= share for total in _sums([jnp.where(order_RV >= t[:, None], chances, 0) for t in thresholds])]
 
-    threshold = jnp.where(sampling.top_p < 1, _largest(reached, wanted.shape[0]), 0)
+    threshold = jnp.where(sampling.top_p < 1, _largest(reached, wanted.shape[0], bits), 0)
     kept = jnp.where(order_RV >= threshold[:, None], kept, -jnp.inf)
     floor = chances.max(axis=-1) * sampling.min_p
     return jnp.where(chances >= floor[:, None], kept, -jnp.inf)
+
+
+def _sums(arrays_RV: list[jax.Array]) -> list[jax.Array]:
+    """Of each row of each array, in one pass over what they are computed from."""
+    if len(arrays_RV) == 1:
+        return [arrays_RV[0].sum(axis=-1)]
+    numbers = [x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for x in arrays_RV]
+    none = [jnp.zeros((), x.dtype) for x in numbers]
+    return list(jax.lax.reduce(numbers, none, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], (1,)))
 
 
 def _sortable(x: jax.Array) -> jax.Array:
@@ -203,12 +255,13 @@ def _sortable(x: jax.Array) -> jax.Array:
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
-def _largest(holds: Any, rows: int) -> jax.Array:
-    """The largest uint32 of each row for which `holds`, which is true of 0 and false above some number."""
+def _largest(holds: Holds, rows: int, bits: int) -> jax.Array:
+    """The largest uint32 of each row for which `holds`, which is true of 0 and false above some number. Each pass settles `bits` bits."""
 
-    def bit(index: jax.Array, found: jax.Array) -> jax.Array:
-        tried = found | (jnp.uint32(1) << (31 - index).astype(jnp.uint32))
-        return jnp.where(holds(tried), tried, found)
+    def digit(index: jax.Array, found: jax.Array) -> jax.Array:
+        place = (32 - bits * (index + 1)).astype(jnp.uint32)
+        held = holds([found | (jnp.uint32(tried) << place) for tried in range(1, 1 << bits)])
+        return found | (sum(one.astype(jnp.uint32) for one in held) << place)
 
-    found: jax.Array = jax.lax.fori_loop(0, 32, bit, jnp.zeros(rows, jnp.uint32))
+    found: jax.Array = jax.lax.fori_loop(0, 32 // bits, digit, jnp.zeros(rows, jnp.uint32))
     return found

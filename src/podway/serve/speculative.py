@@ -35,6 +35,7 @@ from podway.serve.programs import (
     most_likely,
     rows_sampling,
     take_tokens,
+    threshold_bits,
 )
 from podway.serve.sampling import Sampled, SamplingState, nothing_sampled, sample
 
@@ -68,7 +69,7 @@ def speculate(
         room_R = jnp.minimum(turns_R - made_R, sampling.limit - state.length_Z[slot_R])
         draft_RQ, drafted_R = _drafts(setup, state, sampling, slot_R, live_R, room_R)
         state, logits = _logits(setup, tree, state, slot_R, live_R, draft_RQ, drafted_R, step.table_ZP)
-        chosen = _choose(state, sampling, slot_R, logits, None if plain else step.mask_RU)
+        chosen = _choose(setup, state, sampling, slot_R, logits, None if plain else step.mask_RU)
         out, took_R = loop.out, live_R
         for query in range(draft_RQ.shape[1] + 1):  # one after another, as they would have come: each may be the last
             if query:
@@ -146,7 +147,12 @@ def _logits(
 
 
 def _choose(
-    state: State, sampling: SamplingState, slot_R: jax.Array, logits: jax.Array, mask_RU: jax.Array | None
+    setup: Setup,
+    state: State,
+    sampling: SamplingState,
+    slot_R: jax.Array,
+    logits: jax.Array,
+    mask_RU: jax.Array | None,
 ) -> Sampled:
     """A token after each query, each with the noise of its own position: (R, Q)."""
     rows, queries = slot_R.shape[0], logits.shape[0] // slot_R.shape[0]
@@ -156,6 +162,6 @@ def _choose(
         length = (state.length_Z[slot_R][:, None] + jnp.arange(queries)).reshape(-1)
         logits = constrain(logits, (None, "vocab"), SERVE_RULES)
         each = jax.tree.map(lambda a: jnp.repeat(a, queries, axis=0), (sampling, slot_R, mask_RU))
-        sampled = sample(logits, each[0], state.counts_ZV, each[1], length, each[2])
+        sampled = sample(logits, each[0], state.counts_ZV, each[1], length, each[2], threshold_bits(setup.plan))
     folded: Sampled = jax.tree.map(lambda a: a.reshape(rows, queries, *a.shape[1:]), sampled)
     return folded
