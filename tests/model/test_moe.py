@@ -5,12 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podway.model.expert_dispatch import Dispatch, DispatchKind
+from podway.model.grouped import Adapted, ExpertMlp
 from podway.model.layout import SERVE_RULES, TRAIN_RULES, parse_mesh, spec_on
 from podway.model.mesh import make_mesh
-from podway.model.moe import Capacity, Routing, apply_experts, balance_loss, route
+from podway.model.moe import Routing, apply_experts, balance_loss, route
 from podway.model.shape import Experts
 
 D, F = 16, 8
+SILU = ExpertMlp(jax.nn.silu)
 
 
 def arrays(experts: Experts, batch: int = 8) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
@@ -35,15 +38,26 @@ def densely(x: jax.Array, router: jax.Array, matrices: tuple[jax.Array, ...], ex
     return jnp.einsum("bsef,efd,bse->bsd", hidden, down, weights)
 
 
-def sparsely(x: jax.Array, router: jax.Array, matrices: tuple[jax.Array, ...], experts: Experts) -> jax.Array:
-    return apply_experts(x, route(x @ router, experts), matrices, experts, jax.nn.silu, TRAIN_RULES)
-
-
-@pytest.mark.parametrize("mesh", [None, "fsdp=2,expert=4", "expert=2,tensor=2,context=1,data=2"])
+@pytest.mark.parametrize(
+    ("mesh", "kind"),
+    [
+        (None, None),
+        ("fsdp=2,expert=4", "all-to-all"),
+        ("fsdp=2,expert=4", "gather"),
+        ("expert=2,tensor=2,context=1,data=2", "all-to-all"),
+        ("expert=2,tensor=2,context=1,data=2", "gather"),
+    ],
+)
 @pytest.mark.parametrize("normalise", [True, False])
-def test_dropless_equals_dense(normalise: bool, mesh: str | None, eight_devices: list[jax.Device]) -> None:
+def test_dropless_equals_dense(
+    normalise: bool, mesh: str | None, kind: DispatchKind | None, eight_devices: list[jax.Device]
+) -> None:
     experts = Experts(count=4, per_token=2, d_ff=F, normalise=normalise)
     given = arrays(experts)
+
+    def sparsely(x: jax.Array, router: jax.Array, matrices: tuple[jax.Array, ...], experts: Experts) -> jax.Array:
+        routing = route(x @ router, experts)
+        return apply_experts(x, routing, matrices, experts, SILU, TRAIN_RULES, Dispatch(kind))
 
     def outcome(function) -> object:  # type: ignore[no-untyped-def]
         def loss(x, router, matrices):  # type: ignore[no-untyped-def]
@@ -62,6 +76,32 @@ def test_dropless_equals_dense(normalise: bool, mesh: str | None, eight_devices:
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=2e-5)
 
 
+def test_adapters_of_experts_train_as_their_merged_matrices_do(eight_devices: list[jax.Device]) -> None:
+    """Outputs and gradients, of adapters too, are those of dense matrices that the adapters were added to."""
+    experts = Experts(count=4, per_token=2, d_ff=F, normalise=True)
+    x, router, matrices = arrays(experts)
+    keys = iter(jax.random.split(jax.random.key(2), 6))
+    lows = tuple(0.3 * jax.random.normal(next(keys), (4, w.shape[1], 2)) for w in matrices)
+    highs = tuple(0.3 * jax.random.normal(next(keys), (4, 2, w.shape[2])) for w in matrices)
+
+    def outcome(merged: bool) -> object:
+        def loss(x, router, lows, highs):  # type: ignore[no-untyped-def]
+            each = zip(matrices, lows, highs, strict=True)
+            if merged:
+                out = densely(x, router, tuple(w + a @ b for w, a, b in each), experts)
+            else:
+                adapted = tuple(Adapted(*one) for one in each)
+                out = apply_experts(x, route(x @ router, experts), adapted, experts, SILU, TRAIN_RULES)
+            return jnp.sum(out * jnp.cos(jnp.arange(D))), out
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True))(x, router, lows, highs)
+
+    with jax.set_mesh(make_mesh(parse_mesh("fsdp=2,expert=2,tensor=2"), eight_devices)):
+        found = outcome(merged=False)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(outcome(merged=True)), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=2e-5)
+
+
 def test_a_server_splits_experts_of_few_columns_by_expert(eight_devices: list[jax.Device]) -> None:
     experts = Experts(count=8, per_token=2, d_ff=F, normalise=True)
     x, router, matrices = arrays(experts, batch=1)
@@ -72,7 +112,7 @@ def test_a_server_splits_experts_of_few_columns_by_expert(eight_devices: list[ja
     assert spec_on(("experts", "embed", "mlp"), wide, mesh, SERVE_RULES) == ("expert", None, "tensor")
 
     def serve(x: jax.Array) -> jax.Array:
-        return apply_experts(x, route(x @ router, experts), matrices, experts, jax.nn.silu, SERVE_RULES)
+        return apply_experts(x, route(x @ router, experts), matrices, experts, SILU, SERVE_RULES)
 
     with jax.set_mesh(make_mesh(mesh, eight_devices)):
         found = jax.jit(serve)(x)
@@ -93,7 +133,7 @@ def test_all_tokens_at_one_expert_are_all_answered(mesh: str | None, eight_devic
     everyone = Routing(chosen, jnp.ones(chosen.shape), jnp.zeros(()))
 
     def loss(x: jax.Array, matrices: tuple[jax.Array, ...]) -> jax.Array:
-        return jnp.sum(apply_experts(x, everyone, matrices, experts, jax.nn.silu, TRAIN_RULES) ** 2)
+        return jnp.sum(apply_experts(x, everyone, matrices, experts, SILU, TRAIN_RULES) ** 2)
 
     expected = jax.value_and_grad(lambda x, matrices: jnp.sum(one_expert(x, matrices, 3) ** 2), (0, 1))(x, matrices)
     sizes = parse_mesh(mesh, chips=8) if mesh else parse_mesh("data=1")
@@ -111,7 +151,7 @@ def test_what_is_beyond_the_capacity_may_be_dropped(eight_devices: list[jax.Devi
     routing = Routing(chosen, jnp.ones(chosen.shape), jnp.zeros(()))
     with jax.set_mesh(make_mesh(parse_mesh("expert=2"), eight_devices[:2])):
         found = jax.jit(
-            lambda x: apply_experts(x, routing, matrices, experts, jax.nn.silu, TRAIN_RULES, Capacity(1.2, drop=True))
+            lambda x: apply_experts(x, routing, matrices, experts, SILU, TRAIN_RULES, Dispatch(capacity=1.2, drop=True))
         )(x)
     whole = jnp.concatenate([one_expert(x[:8], matrices, 1), one_expert(x[8:], matrices, 0)]).reshape(2, 40, D)
     kept = jnp.arange(40)[None, :, None] < 24

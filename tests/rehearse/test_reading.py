@@ -134,12 +134,12 @@ def test_a_grouped_product_is_its_tiles() -> None:
         f"HloModule m\n\nENTRY %main (a: f32[8]) -> f32[8] {{\n{lines}"
         f"  ROOT %ragged-dot-none.1 = bf16[8192,14336]{{1,0}} custom-call(%a, %w), {attributes}\n}}\n"
     )
-    found = grouped_of(module.entry, module.entry["ragged-dot-none.1"])
+    found = grouped_of(module.entry, module.entry["ragged-dot-none.1"], "v5p")
     assert found is not None
     assert (found.rows, found.inner, found.columns, found.groups) == ((32 + 7) * 256, 4096, 4 * 4352, 8)
     assert found.flops > 2 * 8192 * 4096 * 14336
     # Of four devices that share the experts, each has room for all rows and computes its own.
-    own = grouped_of(module.entry, module.entry["ragged-dot-none.1"], 1 / 4)
+    own = grouped_of(module.entry, module.entry["ragged-dot-none.1"], "v5p", 1 / 4)
     assert own is not None and own.rows == (8 + 7) * 256
 
 

@@ -12,10 +12,14 @@ from click.testing import CliRunner, Result
 
 from podway.cli.index import podway
 from podway.errors import UserError
+from podway.model.families import find_model
+from podway.model.layout import MeshShape
 from podway.task.explain import explain
 from podway.task.read import task_from_command
 from podway.task.schema import json_schema
 from podway.task.task import Task
+from podway.train.checks import check_fit
+from podway.train.settings import read_config
 
 from . import golden, page, seeds
 from .reading import flags, read
@@ -38,6 +42,19 @@ def test_check_prints_the_task() -> None:
     assert "v6e-16: 16 chips (4x4) on 4 hosts, 512 GiB HBM" in result.output
     assert "B=shown" in result.output
     assert "hush" not in result.output
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_products_that_the_trainer_refuses_are_refused(kind: str) -> None:
+    words = ["model.name=mixtral-8x7b", f"precision.products={kind}"]
+    with pytest.raises(UserError) as trainers:
+        check_fit(read_config(None, words), find_model("mixtral-8x7b"), MeshShape())
+    task = "resources: {accelerators: v6e-16}\nrun: podway train " + " ".join(words)
+    result = check("-", stdin=task)
+    assert result.exit_code != 0
+    assert isinstance(result.exception, UserError)
+    assert (result.exception.what, result.exception.hint) == (trainers.value.what, trainers.value.hint)
+    assert check("-", stdin=task.replace("mixtral-8x7b", "llama3.1-8b")).exit_code == 0
 
 
 def test_check_prints_json_without_secrets(tmp_path: Path) -> None:

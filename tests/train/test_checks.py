@@ -38,7 +38,7 @@ def test_what_does_not_fit_the_mesh(words: list[str], mesh: str, said: str) -> N
 
 def test_quantized_products_have_limits() -> None:
     asked = read_config(None, ["precision.products=int8", "batch.sequences=4"])
-    with pytest.raises(UserError, match="is for dense models"):
+    with pytest.raises(UserError, match="are for dense models"):
         check_fit(asked, find_model("tiny-mixtral"), MeshShape())
     with pytest.raises(UserError, match="does not go with LoRA"):
         check_settings(read_config(None, ["precision.products=fp8", "lora.rank=4"]))

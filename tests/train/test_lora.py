@@ -11,12 +11,14 @@ from safetensors.numpy import load_file
 
 from podway.errors import UserError
 from podway.model import decoder
+from podway.model.adapter_files import read_adapter
 from podway.train import lora
 from podway.train.adapter import save_adapter
 from podway.train.state import start_state
 from tests.long import every
 from tests.train.running import batch, program, steps
 
+EXPERTS = ("experts_gate", "experts_up", "experts_down")
 WORDS = ["lora.rank=4", "lora.base=float32", "optimizer.rate=0.02", "lora.targets=[q, v, o, up, down]"]
 
 
@@ -77,25 +79,42 @@ def test_a_matrix_that_the_model_lacks_is_named() -> None:
         lora.targets_of(program(["lora.rank=2", "lora.targets=[qq]"]).config.lora, made.shape)
 
 
-def test_experts_are_kept_in_int8_too() -> None:
-    made = program(["model.name=tiny-mixtral", "lora.rank=4", "lora.base=int8", "optimizer.rate=0.02"])
+def test_experts_are_adapted_and_kept_in_int8(tmp_path: Path) -> None:
+    words = ["model.name=tiny-mixtral", "lora.rank=4", "lora.base=int8", "optimizer.rate=0.02"]
+    words += ["lora.targets=[q, experts_gate, experts_down]"]
+    made = program(words)
     state, metrics = steps(made, 4, 8, same=True)
     assert float(metrics[-1].loss) < float(metrics[0].loss) - 0.1
     kept = state.frozen["layers"]
-    names = ("experts_gate", "experts_up", "experts_down")
-    assert {kept[name].dtype for name in names} == {jnp.dtype(jnp.int8)}
+    assert {kept[name].dtype for name in EXPERTS} == {jnp.dtype(jnp.int8)}
     tree = decoder.init(made.shape, jax.random.key(made.config.model.seed))
     merged = lora.merge(state.trained, state.frozen, made.config.lora, made.shape)
-    for name in names:
-        apart = jnp.abs(merged["layers"][name] - tree["layers"][name])
-        assert jnp.max(apart) < 1.01 * jnp.max(kept[f"{name}_int8_scale"]) / 2
+    for name in EXPERTS:
+        rounded = 1.01 * jnp.max(kept[f"{name}_int8_scale"]) / 2
+        is_base = jnp.max(jnp.abs(merged["layers"][name] - tree["layers"][name])) < rounded
+        assert is_base == (name == "experts_up")
+    widen = lora.widening(made.config.lora)
     compute = decoder.Compute(
-        dtype=jnp.float32, kernel="reference", project=lora.projection(made.config.lora), widen=lora.widen
+        dtype=jnp.float32, kernel="reference", project=lora.projection(made.config.lora), widen=widen
     )
     plain = decoder.Compute(dtype=jnp.float32, kernel="reference")
     tokens = batch(made, 2)["inputs"]
     adapted = decoder.forward(lora.joined(state.trained, state.frozen), tokens, made.shape, compute).hidden_BSD
     assert jnp.max(jnp.abs(adapted - decoder.forward(merged, tokens, made.shape, plain).hidden_BSD)) < 1e-3
+
+    save_adapter(state.trained, made.config, made.shape, tmp_path / "adapter")
+    about = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert {"experts.0.w1", "experts.3.w2", "q_proj"} <= set(about["target_modules"])
+    tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    one = tensors["base_model.model.model.layers.1.block_sparse_moe.experts.2.w2.lora_B.weight"]
+    assert np.array_equal(one.T, np.asarray(state.trained["layers"]["experts_down_lora_b"])[1, 2])
+    again = program([*words, f"lora.adapter={tmp_path}/adapter"])
+    with jax.set_mesh(again.mesh):
+        started = start_state(again)
+    for name, leaf in state.trained["layers"].items():
+        assert np.array_equal(np.asarray(started.trained["layers"][name]), np.asarray(leaf)), name
+    with pytest.raises(UserError, match=r"experts\.0\.w1\.lora_A\.weight"):  # the server has no adapters of experts
+        read_adapter(tmp_path / "adapter", made.shape)
 
 
 def test_an_adapter_goes_out_and_comes_back_in(tmp_path: Path) -> None:

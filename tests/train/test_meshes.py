@@ -73,6 +73,12 @@ def test_experts_agree_with_one_device() -> None:
     # A weight at which the balance loss is a tenth of the whole: how experts are used is counted over all devices.
     words = "model.name=tiny-mixtral loss.balance=0.2"
     agree(words, ["fsdp=4,expert=4", "data=2,expert=2,tensor=2"], 1e-4)
+    agree(f"{words} model.expert_dispatch=gather", ["fsdp=2,expert=2,tensor=2"], 1e-4)
+    agree(
+        "model.name=tiny-mixtral lora.rank=4 lora.targets=[v,experts_up,experts_down]",
+        ["fsdp=2,expert=2,tensor=2"],
+        1e-4,
+    )
     agree(f"{words} batch.microbatches=2", ["data=8", "fsdp=4,context=2"], 1e-4)
 
 

@@ -30,6 +30,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # And with the flags that give exchanges to the SparseCores of v5p and v6e (train/flags.py); those for several axes came later.
     sparsecore: bool = False
     sparsecore_axes: bool = False
+    # And with the experts' tiles and exchanges of 2026-11-16 (plan/training.py).
+    tuned_experts: bool = False
 
     @property
     def sizes(self) -> MeshShape:
@@ -56,6 +58,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 sparsecore=PODWAY.sparsecore if self.sparsecore else (),
                 sparsecore_axes=self.sparsecore_axes,
                 reschedules=PODWAY.reschedules if self.sparsecore else (),
+                tuned_experts=self.tuned_experts,
             ),
         )
 
@@ -371,4 +374,13 @@ DRAWN = tuple(
         Cell(model="llama3.2-1b", slice="v5p-16", mesh="fsdp=8", batch=32, seq=2048, remat="none"),
     )
 )
-ALL = tuple(dict.fromkeys((*GRID, *TIMED, *LATEST, *TUNED, *PLANNED, *DRAWN)))
+# Mixtures of experts with the tiles and exchanges that they are trained with since 2026-11-16. Those above were compiled before that.
+MIXTURES = tuple(
+    msgspec.structs.replace(_tuned(cell), sparsecore_axes=True, tuned_experts=True)
+    for cell in (
+        Cell(model="mixtral-8x7b", slice="v5p-128", mesh="fsdp=8,expert=8", batch=64),
+        Cell(model="mixtral-8x7b", slice="v6e-256", mesh="fsdp=256", batch=2048),
+        Cell(model="mixtral-8x7b", slice="v5p-128", mesh="fsdp=64", batch=256, remat="save_all_but_mlp"),
+    )
+)
+ALL = tuple(dict.fromkeys((*GRID, *TIMED, *LATEST, *TUNED, *PLANNED, *DRAWN, *MIXTURES)))

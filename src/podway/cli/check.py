@@ -54,6 +54,11 @@ def command(ctx: click.Context, file: str | None, output: str, as_schema: bool, 
         msgspec.structs.replace(task, notes=(*task.notes, *check_places(task, home()), *forecast(task)))
         for task in tasks
     )
+    if any("podway" in task.run for task in tasks):
+        from podway.plan.task_needs import check_products  # a task without a model is checked without the planner
+
+        for task in tasks:
+            check_products(task)
     if output == "json":
         shown = [without_secrets(task) for task in tasks]
         click.echo(msgspec.json.format(msgspec.json.encode(shown if len(shown) > 1 else shown[0]), indent=2))

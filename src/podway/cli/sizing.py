@@ -40,12 +40,14 @@ def read_sized(words: Sequence[str], overrides: Overrides, model: str | None) ->
 
 
 def warn_misfit(task: Task, order: Order) -> None:
-    """Warn, before anything is paid for, when the planner knows that the task's training step cannot fit."""
+    """Warn, before anything is paid for, when the planner knows that the task's training step cannot fit; refuse one that the trainer
+    has not."""
     if order.accelerator_type is None or "podway" not in task.run:
         return
     from podway.catalog.slices import find_slice
-    from podway.plan.task_needs import misfit_reason
+    from podway.plan.task_needs import check_products, misfit_reason
 
+    check_products(task)
     try:
         why = misfit_reason(task, find_slice(order.accelerator_type, order.topology))
     except UserError:  # a config that is not here or not right: the trainer says so, where it is read

@@ -109,16 +109,16 @@ def _rank(about: dict[str, Any], folder: Path) -> tuple[int, float]:
 
 
 def modules(param: Param) -> Iterator[tuple[str, int, int]]:
-    """(PEFT's name of the module, inputs, outputs) of each layer."""
+    """(PEFT's name of the module, inputs, outputs) of each layer, and of each expert in it."""
     if param.rows:
         raise UserError(
             f"{param.name} is a part of {param.hf.rpartition('.')[0]} in Hugging Face's files, so PEFT has no adapter for it",
             "export the merged model instead, or choose lora.targets that are whole: o, down",
         )
-    inner = param.dims[1:]
-    for layer in range(param.dims[0]):
-        module = param.hf.format(layer=layer).removesuffix(".weight")
-        yield f"base_model.model.{module}", prod(inner[: param.inputs]), prod(inner[param.inputs :])
+    stacks, inward, outward = param.split_dims
+    for layer, *expert in np.ndindex(*stacks):
+        module = param.hf.format(layer=layer, expert=expert[0] if expert else 0).removesuffix(".weight")
+        yield f"base_model.model.{module}", prod(inward), prod(outward)
 
 
 def tensor_of(

@@ -37,9 +37,12 @@ from podway.model import rope
 from podway.model.attention import Kernel, attend, pattern_of
 from podway.model.attention_blocks import AUTO, Blocks
 from podway.model.embedding import look_up
+from podway.model.expert_dispatch import DROPLESS, Dispatch
+from podway.model.expert_tiles import AUTO_TILES, Tiles
+from podway.model.grouped import ExpertMlp, Matrix
 from podway.model.layout import TRAIN_RULES, Rules
 from podway.model.mesh import constrain, named_sharding
-from podway.model.moe import DROPLESS, Capacity, apply_experts, balance_loss, route
+from podway.model.moe import apply_experts, balance_loss, route
 from podway.model.params import Param, nest, params
 from podway.model.remat import Policy, mark
 from podway.model.shape import Activation, ModelShape, Norm
@@ -61,7 +64,7 @@ Turn = Callable[[jax.Array, jax.Array], jax.Array]  # queries or keys, and wheth
 Attend = Callable[[jax.Array, jax.Array, jax.Array, Layer, Carry], tuple[jax.Array, Carry]]
 Gather = Callable[[Param, jax.Array], jax.Array]
 Project = Callable[[str, jax.Array, Weights, int], jax.Array]
-Widen = Callable[[str, Weights], jax.Array]
+Widen = Callable[[str, Weights], Matrix]
 Head = Callable[[jax.Array, Tree], jax.Array]
 AddNorm = Callable[[jax.Array, jax.Array, jax.Array, Norm], tuple[jax.Array, jax.Array]]
 
@@ -92,7 +95,8 @@ class Compute:
     gather: Gather | None = None
     project: Project = contract
     widen: Widen = plain_weights  # a stack of experts as it is multiplied
-    capacity: Capacity = DROPLESS  # of what chips that hold different experts send to each other
+    dispatch: Dispatch = DROPLESS  # how tokens reach the experts of other chips
+    tiles: Tiles = AUTO_TILES  # of the experts' products
     head: Head | None = None  # logits of an untied head, in float32; None: by the head as it is stored
     longest: int | None = None  # positions are below this; None: below the model's `max_position`
     add_norm: AddNorm | None = None  # (x + added, the norm of it by this weight); None: left to the compiler
@@ -335,8 +339,8 @@ def _mlp(
         routing = route(logits_BSE, shape.experts, counted_BS)
         names = ("experts_gate", "experts_up", "experts_down") if shape.gated else ("experts_up", "experts_down")
         matrices = tuple(compute.widen(name, w) for name in names)
-        activate = _ACTIVATE[shape.activation]
-        out = apply_experts(x, routing, matrices, shape.experts, activate, compute.rules, compute.capacity)
+        mlp = ExpertMlp(_ACTIVATE[shape.activation], compute.tiles)
+        out = apply_experts(x, routing, matrices, shape.experts, mlp, compute.rules, compute.dispatch)
         usage = routing.usage_2E
         if shape.experts.d_ff_shared:
             share = jax.nn.sigmoid(jnp.tensordot(x, w["shared_router"], 1))

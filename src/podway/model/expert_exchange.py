@@ -4,8 +4,8 @@ Letters: B batch, S length, N tokens on this chip (B * S), J experts per token, 
 H experts on each of them, C rows that one chip sends to another in a round, R = P * C rows that a chip receives, D d_model.
 
 1. Each chip sorts its assignments by expert, so that those for one chip lie together.
-2. A round: the next C of them for every chip are exchanged (an all-to-all); the chip sorts what it received by expert, multiplies
-   each run by its expert's matrices, undoes the sorting, and sends the answers back the same way.
+2. A round: the next C of them for every chip are exchanged with their weights (an all-to-all); the chip sorts what it received by
+   expert, multiplies each run by its expert's matrices, undoes the sorting, and sends the weighted answers back the same way.
 3. Rounds go on until no chip has anything left, so nothing is dropped, and buffers hold a round and not the worst case. With C a
    little above the mean (`capacity`), one round is enough unless experts are used very unevenly.
 
@@ -13,15 +13,19 @@ How many rounds there are is not known when the program is compiled, so the back
 and computes each again. With `drop` there is one round, and what does not fit in it is not answered.
 """
 
+from collections.abc import Callable
 from functools import partial
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podway.model.grouped import Activate, Matrices, mlp_of_groups, picked
+from podway.model.expert_dispatch import FURTHER_ROUNDS
+from podway.model.grouped import ExpertMlp, Matrices, mlp_of_groups, picked
+
+T = TypeVar("T")
 
 
 class Exchange(NamedTuple):
@@ -32,7 +36,7 @@ class Exchange(NamedTuple):
     experts: int  # of the layer
     capacity: float  # rows that a chip sends to another in a round, over the mean
     drop: bool
-    activate: Activate
+    mlp: ExpertMlp
     everyone: tuple[str, ...]  # all axes of the mesh: all chips take the same number of rounds
 
     def rows(self, assignments: int) -> int:
@@ -59,13 +63,10 @@ def exchanged(how: Exchange, x: jax.Array, chosen: jax.Array, weights: jax.Array
 def _rounds(how: Exchange, x: jax.Array, chosen: jax.Array, weights: jax.Array, matrices: Matrices) -> jax.Array:
     plan = _sort(how, chosen)
 
-    def more(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        k, out = state
-        return k + 1, out + _round(how, plan, k, x, weights, matrices)
+    def one(k: jax.Array | int) -> jax.Array:
+        return _round(how, plan, k, x, weights, matrices)
 
-    last = _needed(how, plan)
-    _, out = lax.while_loop(lambda state: state[0] < last, more, (jnp.int32(0), jnp.zeros_like(x)))
-    return out
+    return _over_rounds(one, _needed(how, plan))
 
 
 def _forward(how: Exchange, *given: Any) -> tuple[jax.Array, Any]:
@@ -76,17 +77,29 @@ def _backward(how: Exchange, given: Any, d_out: jax.Array) -> tuple[Any, ...]:
     x, chosen, weights, matrices = given
     plan = _sort(how, chosen)
 
-    def more(state: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-        k, sums = state
+    def one(k: jax.Array | int) -> tuple[jax.Array, jax.Array, Matrices]:
         _, pull = jax.vjp(partial(_round, how, plan, k), x, weights, matrices)
-        return k + 1, jax.tree.map(jnp.add, sums, pull(d_out))
+        d_x, d_weights, d_matrices = pull(d_out)
+        return d_x, d_weights, d_matrices
 
-    last, zeros = _needed(how, plan), jax.tree.map(jnp.zeros_like, (x, weights, matrices))
-    _, (d_x, d_weights, d_matrices) = lax.while_loop(lambda state: state[0] < last, more, (jnp.int32(0), zeros))
+    d_x, d_weights, d_matrices = _over_rounds(one, _needed(how, plan))
     return d_x, None, d_weights, d_matrices
 
 
 _rounds.defvjp(_forward, _backward)
+
+
+def _over_rounds(one: Callable[[jax.Array | int], T], rounds: jax.Array) -> T:
+    """The sum of `one(k)` over all rounds. The first, which is mostly the only one, is no part of a loop that would add it to zeros."""
+
+    def more(state: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
+        k, sums = state
+        return k + 1, jax.tree.map(jnp.add, sums, one(k))
+
+    first = one(0)
+    with jax.named_scope(FURTHER_ROUNDS):
+        _, sums = lax.while_loop(lambda state: state[0] < rounds, more, (jnp.int32(1), first))
+    return sums
 
 
 def _sort(how: Exchange, chosen: jax.Array) -> _Sorted:
@@ -121,14 +134,15 @@ def _round(
 
     x_ND = x.reshape(-1, x.shape[-1])
     sent_RD = picked(x_ND, pick_PC.reshape(-1) // J, slot_M.reshape(-1, J), now_M.reshape(-1, J))
+    weight_R = picked(weights.reshape(-1), pick_PC.reshape(-1), slot_M[:, None], now_M[:, None])
     ends_PH = jnp.cumsum(plan.counts_PH, axis=1)
     counts_PH = jnp.clip(ends_PH, first, first + C) - jnp.clip(ends_PH - plan.counts_PH, first, first + C)
-    answers_RD = _answers(_swapped(sent_RD, how), _swapped(counts_PH, how), C, matrices, how.activate)
-    came_RD = _swapped(answers_RD, how)
+    rows_RD, weight_R, counts_PH = (_swapped(a, how) for a in (sent_RD, weight_R, counts_PH))
+    answers_RD = _swapped(_answers(rows_RD, weight_R, counts_PH, C, matrices, how.mlp), how)
 
-    mine_MD = picked(came_RD, slot_M, pick_PC.reshape(-1, 1), filled_PC.reshape(-1, 1))
-    weight_M = jnp.where(now_M, weights.reshape(-1), 0.0).astype(mine_MD.dtype)
-    return (mine_MD * weight_M[:, None]).reshape(-1, J, x.shape[-1]).sum(axis=1).reshape(x.shape)
+    mine_MD = picked(answers_RD, slot_M, pick_PC.reshape(-1, 1), filled_PC.reshape(-1, 1))
+    mine_MD = jnp.where(now_M[:, None], mine_MD, 0)
+    return mine_MD.reshape(-1, J, x.shape[-1]).sum(axis=1).reshape(x.shape)
 
 
 def _swapped(x: jax.Array, how: Exchange) -> jax.Array:
@@ -137,13 +151,15 @@ def _swapped(x: jax.Array, how: Exchange) -> jax.Array:
     return swapped
 
 
-def _answers(rows_RD: jax.Array, counts_PH: jax.Array, each: int, matrices: Matrices, activate: Activate) -> jax.Array:
+def _answers(
+    rows_RD: jax.Array, weight_R: jax.Array, counts_PH: jax.Array, each: int, matrices: Matrices, mlp: ExpertMlp
+) -> jax.Array:
     """What this chip's experts answer to the rows that came, `each` from every chip, sorted by expert; zero for empty rows."""
     held = counts_PH.shape[1]
     expert_PC = (jnp.arange(each)[None, :, None] >= jnp.cumsum(counts_PH, axis=1)[:, None, :]).sum(axis=-1)
     expert_R = expert_PC.reshape(-1)  # `held` where a row is empty: those come last
     order_R = jnp.argsort(expert_R, stable=True)
     back_R = jnp.argsort(order_R)
-    grouped_RD = picked(rows_RD, order_R, back_R[:, None])
-    answers_RD = mlp_of_groups(grouped_RD, counts_PH.sum(axis=0), matrices, activate)
+    grouped_RD, sorted_R = (picked(a, order_R, back_R[:, None]) for a in (rows_RD, weight_R))
+    answers_RD = mlp_of_groups(grouped_RD, sorted_R, counts_PH.sum(axis=0), matrices, mlp)
     return jnp.where((expert_R < held)[:, None], picked(answers_RD, back_R, order_R[:, None]), 0)

@@ -11,13 +11,21 @@ Letters: L layers, D d_model, H heads, G kv_heads, K d_head, F d_ff, E experts, 
 from collections.abc import Mapping
 from functools import cache
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from podway.model.shape import Experts, Latent, ModelShape, layer_kinds
 
 Init = Literal["ones", "zeros", "embedding", "input", "output"]  # decoder.init says what each one means
+
+
+class MatrixDims(NamedTuple):
+    """The dimensions of a matrix, apart."""
+
+    stacks: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 class Param(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +51,15 @@ class Param(msgspec.Struct, frozen=True, kw_only=True):
         return self.hf.count("{")
 
     @property
+    def split_dims(self) -> MatrixDims:
+        """Stacks, inputs and outputs."""
+        begin, end = self.stacked, self.stacked + self.inputs
+        return MatrixDims(self.dims[:begin], self.dims[begin:end], self.dims[end:])
+
+    @property
     def fan_in(self) -> int:
         """How many products are summed into one output of this matrix."""
-        return prod(self.dims[self.stacked : self.stacked + self.inputs])
+        return prod(self.split_dims.inputs)
 
     @property
     def hf_dims(self) -> tuple[int, ...]:

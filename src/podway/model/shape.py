@@ -237,6 +237,13 @@ class ModelShape(Record, frozen=True, kw_only=True, cache_hash=True):
         return tuple(a.window if a.windowed[i % len(a.windowed)] else None for i in range(self.layers))
 
 
+def no_quantized_products(shape: ModelShape, kind: str | None) -> str | None:
+    """Why the trainer has no int8 or fp8 products for a model; None where it has them, or where none are asked for."""
+    if kind in (None, "bfloat16") or shape.experts is None:
+        return None
+    return f"{kind} products are for dense models, and this one has experts"
+
+
 def layer_kinds(shape: ModelShape) -> tuple[ModelShape, ...]:
     """Shapes whose layers all hold arrays of the same sizes, and whose layers together are those of the model."""
     experts = shape.experts

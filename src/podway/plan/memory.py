@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from podway.model.expert_dispatch import DROPLESS
 from podway.model.layout import TRAIN_RULES, MeshShape, params_per_chip, shard_dims, shard_shape
 from podway.model.params import activations, params
 from podway.model.shape import ModelShape, layer_kinds
@@ -266,8 +267,8 @@ def adapter_params(shape: ModelShape, adapters: Adapters) -> int:
     width = 0
     for param in params(shape):
         if param.name.rpartition("/")[2] in adapters.targets:
-            inputs, outputs = param.dims[1 : 1 + param.inputs], param.dims[1 + param.inputs :]
-            width += param.dims[0] * (prod(inputs) + prod(outputs))
+            stacks, inputs, outputs = param.split_dims
+            width += prod(stacks) * (prod(inputs) + prod(outputs))
     return adapters.rank * width
 
 
@@ -292,7 +293,9 @@ def _saved_of_kind(shape: ModelShape, tensor: int, expert: int, saved: tuple[str
         wide += width if kept.name == "mlp_in" else 0
         if kept.name in saved and _asked_for(kept.name, shape):
             if shape.experts and kept.name == "mlp_in" and expert > 1:
-                continue  # the exchange of rows computes them again
+                if DROPLESS.choose(chips=expert, per_token=shape.experts.per_token) == "all-to-all":
+                    continue  # the exchange of rows computes them again
+                width = width * expert  # the buffers hold the rows of the whole group
             size += width
     if "rest" in saved:
         # What has no name: two norms in float32, each with its input, and the activation with what its gradient needs.

@@ -10,9 +10,10 @@ import msgspec
 
 from podway.catalog.prices import price_of
 from podway.catalog.slices import Slice
+from podway.errors import UserError
 from podway.model.flops import Convention, flops_per_token
 from podway.model.layout import TRAIN_RULES, MeshShape, kept_whole
-from podway.model.shape import PLANNED_ONLY, ModelShape
+from podway.model.shape import PLANNED_ONLY, ModelShape, no_quantized_products
 from podway.plan.chips import device_of
 from podway.plan.memory import GIB, SPREAD, Memory, train_memory
 from podway.plan.network import place
@@ -110,6 +111,7 @@ class TrainPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def evaluate(shape: ModelShape, slice: Slice, mesh: MeshShape, training: Training, *, spot: bool = False) -> TrainPlan:
     """One configuration, whether it fits or not; a UserError where it makes no sense."""
+    check_products(shape, training)
     device = device_of(slice.generation)
     placement = place(mesh, slice)
     if mesh.tile is None and mesh.tensor > 1:
@@ -151,6 +153,12 @@ def _flops(shape: ModelShape, seq: int, convention: Convention) -> float:
 
 
 @cache
+def check_products(shape: ModelShape, training: Training) -> None:
+    """Refuse products that Podway's trainer has not."""
+    if training.program.name == "podway" and (why := no_quantized_products(shape, training.compute)):
+        raise UserError(why, "leave --compute out, or plan MaxText's program: --program maxtext")
+
+
 def _price(slice: Slice, spot: bool) -> float | None:
     return price_of(slice, spot=spot)
 
@@ -169,8 +177,6 @@ def notes_on(shape: ModelShape, plan: TrainPlan) -> list[str]:
             f"{plan.memory.total / GIB:.1f} GiB are planned where {plan.memory.limit / GIB:.1f} may be used: the estimate is within "
             f"{100 * SPREAD:.0f}% of the compiler's figure, so it may fit; podway rehearse train compiles it and says"
         )
-    if plan.training.compute != "bfloat16" and shape.experts is not None:
-        notes.append(f"podway train has no {plan.training.compute} products of experts: this is planned, not trained")
     if shape.family in PLANNED_ONLY:
         notes.append(f"podway train has no {shape.family} decoder: this model is planned, not trained")
     if plan.dollars_per_hour is None:

@@ -12,11 +12,12 @@ from math import ceil, prod
 from types import MappingProxyType
 from typing import NamedTuple
 
+from podway.model.expert_tiles import CORES, Pass, Tiles, cycles
 from podway.model.layout import TRAIN_RULES, MeshShape, shard_dims, shard_shape
 from podway.model.params import Param, activations, params
 from podway.model.shape import ModelShape
 from podway.plan.chips import SUBLANES, Device
-from podway.plan.training import COMPUTE_BYTES, Training
+from podway.plan.training import COMPUTE_BYTES, PODWAY, Program, Training
 
 
 class _Tiling(NamedTuple):
@@ -93,18 +94,36 @@ class Product(NamedTuple):
         found = []
         for place, (kind, dims) in enumerate(zip(kinds, shapes, strict=True)):
             if grouped:
-                tile = program.expert_tile if program else None
                 sides = (n, k) if place == 1 else (k, n)
-                padded = _padded(rows, sides, self.copies, tile or _tile(device.generation, sides, weight=place == 2))
+                work = _grouped_seconds(rows, sides, self.copies, program or PODWAY, _PASSES[place], device, kind)
             else:
-                padded = rows * k * n / device.tile_efficiency(*dims)
-            work = 2.0 * padded / device.product_rate(kind)
+                work = 2.0 * rows * k * n / device.tile_efficiency(*dims) / device.product_rate(kind)
             cast = self._cast(rows, place) if program and program.quantises_once else dims[1] * (dims[0] + dims[2])
             found.append(self.copies * (max(work, moved) + _quantising(cast, kind, device)))
         return found[0], found[1], found[2]
 
 
 _SHARED_INPUTS = ("k", "v", "up", "experts_up", "shared_up")  # of q and of gate: quantised there
+_PASSES: tuple[Pass, Pass, Pass] = ("forward", "input gradient", "weight gradient")
+
+
+def _grouped_seconds(
+    rows: float, sides: tuple[int, int], groups: int, program: Program, which: Pass, device: Device, kind: str
+) -> float:
+    """One group of a grouped product: the FLOPs of its tiles at the rate of products; in Podway's program, as in a rehearsal of it, no
+    less than the cycles of their kernel."""
+    core = CORES.get(device.generation) if program.tuned_experts else None
+    tile = program.expert_tile
+    if core is not None:
+        # The trainer's flags give a kernel as much VMEM as tiles were compiled with.
+        tiles = Tiles(tile, device.generation, core.vmem)
+        tile = tiles.choose(which, rows=ceil(rows * groups), inner=sides[0], columns=sides[1], groups=groups)
+    tile = tile or _tile(device.generation, sides, weight=which == "weight gradient")
+    work = 2.0 * _padded(rows, sides, groups, tile) / device.product_rate(kind)
+    if core is None:
+        return work
+    found = cycles(device.generation, which, tile, ceil(rows * groups), *sides, groups)
+    return max(work, found / groups / device.clock / device.cores)
 
 
 @cache
@@ -200,8 +219,11 @@ def needed_again(shape: ModelShape, training: Training) -> frozenset[str]:
     saved = set(training.saved)
     again = {name for name, kept_as in _SAVED_AS.items() if kept_as not in saved}
     if shape.block != "sandwich":  # a norm after the MLP asks for what it normalised
-        # What experts answer is asked for: the gradient of the weight that the router gave it is a product with it.
         again -= {"down", "shared_down"}
+        # What experts answer is not asked for where the router's weight is multiplied in before (model/grouped.py); elsewhere the
+        # gradient of that weight is a product with it.
+        if training.program.tuned_experts:
+            again -= {"experts_down"}
     if shape.block == "parallel":
         again -= {"o"}
     return frozenset(again)

@@ -25,7 +25,7 @@ from podway.model.shape import ModelShape
 from podway.plan.chips import LANES, device_of
 from podway.plan.memory import GIB, SPREAD, Memory, train_memory
 from podway.plan.network import check_tile, divisors
-from podway.plan.plans import HOUR, TrainPlan, evaluate
+from podway.plan.plans import HOUR, TrainPlan, check_products, evaluate
 from podway.plan.training import BYTES, REMAT, Training, saved_names
 
 # Of HBM that a recommended plan may fill: but for one on tpu7x, no compiled step of the grid needs over 7% more than planned.
@@ -96,6 +96,8 @@ def search_train(shape: ModelShape, options: PlanOptions, candidates: Sequence[S
         nearest = max(1, round(options.seq / LANES)) * LANES
         what = f"a sequence of {options.seq} tokens cannot be cut into the attention kernel's blocks of {LANES}"
         raise UserError(what, f"use a multiple of {LANES}: --seq {nearest}")
+    if options.template is not None:
+        check_products(shape, options.template)
     distinct = list({(s.accelerator_type, s.topology): s for s in reversed(candidates)}.values())[::-1]
     counts = (options.slices,) if options.slices else SLICE_COUNTS if options.days else (1,)
     plans: list[TrainPlan] = []

@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from podway.model.expert_dispatch import DispatchKind
 from podway.model.layout import MeshShape
-from podway.model.shape import ModelShape, layer_kinds
+from podway.model.shape import Experts, ModelShape, layer_kinds
 from podway.plan.chips import (
     RELAYOUT_ELEMENTS_PER_CYCLE,
     STRAGGLER_LOSS_PER_DOUBLING,
@@ -40,7 +41,7 @@ from podway.plan.products import (
     widths,
 )
 from podway.plan.tensor_time import summed_bytes, tensor_traffic
-from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training, spare_rows
+from podway.plan.training import BYTES, COMPUTE_BYTES, Program, Training
 from podway.plan.working_set import misaligned
 
 
@@ -170,7 +171,8 @@ def _layer(
 ) -> _Layer:
     products = layer_products(shape, tensor, expert)
     again = needed_again(shape, training)
-    if expert > 1:  # the backward pass of the exchange takes its rounds again, whatever is kept
+    if shape.experts and _dispatch(training, shape.experts, expert) == "all-to-all":
+        # the backward pass of the exchange takes its rounds again, whatever is kept
         again |= {product.name for product in products if product.name.startswith("experts")}
     trained = 0.0 if training.adapters else 1.0  # frozen matrices need no gradient of their own
     forward = backward = 0.0
@@ -290,10 +292,11 @@ def _elementwise_bytes(shape: ModelShape, tensor: int, expert: int, training: Tr
         # Rows are sorted by expert and back, weighed and summed: 37 passes over their width, 9 of them forward, and activations are
         # passes of their own. Where rows are exchanged they are sorted on both sides and gradients of the matrices added up over
         # rounds: the compiled steps of Mixtral (v5p-128, expert=8) and Qwen1.5-MoE (v6e-16, expert=2) pass as often again.
-        rows = spare_rows(expert) * shape.experts.per_token
-        forward += (20 if expert > 1 else 9) * rows * shape.d_model
+        spare = training.program.dispatch.spare_rows(chips=expert, per_token=shape.experts.per_token)
+        exchanged = _dispatch(training, shape.experts, expert) == "all-to-all"
+        forward += (20 if exchanged else 9) * spare * shape.experts.per_token * shape.d_model
         own = (1 + shape.gated) * shape.experts.per_token * shape.experts.d_ff / tensor
-        inner, routed = inner - own, 4.5 * own * spare_rows(expert)
+        inner, routed = inner - own, 4.5 * own * spare
     backward = 2 * forward + (2.5 * inner if shape.gated else 0)
     again = 0.0 if "rest" in training.saved else 1.0
     return COMPUTE_BYTES * (forward * (1 + again) + backward + routed)
@@ -356,14 +359,22 @@ def _traffic(
             seconds = times * each
             found.append(Traffic(axis="context", direction=direction, seconds=seconds, exposed=seconds))
     if mesh.expert > 1 and shape.experts is not None:
-        # Rows go to the chips of their experts and answers come back: forward, once more in the backward pass, which computes
-        # the experts again, and for the gradients of both.
-        rows = stream * shape.experts.per_token * spare_rows(mesh.expert)
-        once = placement.expert.exchange_seconds(rows, device)
-        for direction, count in (("gather", 3), ("reduce", 3)):
+        if _dispatch(training, shape.experts, mesh.expert) == "all-to-all":
+            # Rows go to the chips of their experts and answers come back: forward, once more in the backward pass, which
+            # computes the experts again, and for the gradients of both.
+            spare = training.program.dispatch.spare_rows(chips=mesh.expert, per_token=shape.experts.per_token)
+            once, counts = placement.expert.exchange_seconds(spare * stream * shape.experts.per_token, device), (3, 3)
+        else:  # tokens come forward, computed again and as gradients of the answers; answers and gradients of tokens go back
+            once, counts = placement.expert.gather_seconds(stream * mesh.expert, device), (3, 2)
+        for direction, count in zip(("gather", "reduce"), counts, strict=True):
             seconds = times * count * once
             found.append(Traffic(axis="expert", direction=direction, seconds=seconds, exposed=seconds))
     return found
+
+
+def _dispatch(training: Training, experts: Experts, chips: int) -> DispatchKind | None:
+    """How tokens reach experts of other chips; None where each chip has all of them."""
+    return training.program.dispatch.choose(chips=chips, per_token=experts.per_token) if chips > 1 else None
 
 
 def _kv_heads(shape: ModelShape, tensor: int) -> int:

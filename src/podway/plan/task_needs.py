@@ -4,7 +4,8 @@
    (other variables, command substitution) stays as it is written.
 2. `settings_of(command)` flattens a trainer's config file and its `key=value` words, later ones over earlier ones.
 3. `needs_of(task)` turns the first command into `Needs`, for choosing a slice; `training_of` into the mesh and the step
-   that would run on a slice; `misfit_reason(task, slice)` says in one line why the step cannot fit there.
+   that would run on a slice; `misfit_reason(task, slice)` says in one line why the step cannot fit there, and
+   `check_products(task)` refuses one that no trainer has.
 
 A task without such a command has no needs that Podway can know: the answer is None, never a guess.
 """
@@ -21,6 +22,7 @@ from podway.catalog.slices import Slice
 from podway.errors import UserError
 from podway.model.families import find_model
 from podway.model.layout import MeshShape, parse_mesh
+from podway.model.shape import no_quantized_products
 from podway.plan.engine_costs import Precision
 from podway.plan.picking import Needs
 from podway.plan.plans import evaluate
@@ -256,6 +258,20 @@ def _number(settings: Mapping[str, str], name: str, default: int) -> int:
     if not re.fullmatch("[0-9]{1,12}", text):
         raise UserError(f"{name} is {text!r}", "write a whole number")
     return int(text)
+
+
+def check_products(task: Task) -> None:
+    """Refuse a task that would train a mixture of experts with int8 or fp8 products, in the trainer's words."""
+    command = command_of(task)
+    if command is None or command.verb != "train":
+        return
+    try:
+        settings = settings_of(command, folder_of(task))
+        shape = find_model(settings.get("model.name", "tiny-llama3"))
+    except UserError:
+        return  # the trainer itself says what is wrong with it
+    if why := no_quantized_products(shape, _compute(settings)):
+        raise UserError(why, "leave precision.products out")
 
 
 def misfit_reason(task: Task, slice: Slice) -> str | None:

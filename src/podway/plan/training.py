@@ -11,9 +11,9 @@ import msgspec
 
 from podway.errors import UserError
 from podway.model.attention_blocks import BlockChoice, Blocks, choose_blocks
+from podway.model.expert_dispatch import DROPLESS, Dispatch
 from podway.model.flops import Convention
 from podway.model.layout import MeshShape
-from podway.model.shape import EXPERT_CAPACITY
 
 Optimizer = Literal["adamw", "adafactor"]
 Dtype = Literal["float32", "bfloat16"]
@@ -37,11 +37,6 @@ REMAT: dict[str, tuple[str, ...]] = {
 
 # What a layer may keep in host memory instead of HBM (podway.train.remat): its input too, which otherwise always stays.
 OFFLOADABLE = ("residual", *REMAT["none"][:-1])
-
-
-def spare_rows(expert: int) -> float:
-    """Rows that the buffers of experts hold, over those of a device's own tokens."""
-    return EXPERT_CAPACITY if expert > 1 else 1.0
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -76,8 +71,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     # Rows of each expert are padded to this multiple of the even share and tokens above it are dropped; they reach their
     # expert by a product with a one-hot matrix (MaxText's capacity_factor). None: no token is dropped, rows are sorted.
     expert_capacity: float | None = None
-    # Rows, inner and columns of a tile of grouped products (dropless experts); None: the compiler chooses (`products.py`).
+    # Rows, inner and columns of a tile of grouped products (dropless experts); None: as Podway's trainer or the compiler chooses.
     expert_tile: tuple[int, int, int] | None = None
+    # Experts as Podway trains them since 2026-11-16: tiles of their products are its own (model/expert_tiles.py), the router's weight is
+    # multiplied in before the last of them, and groups of two chips may gather tokens (model/expert_dispatch.py). Else the compiler's
+    # tiles, weights after it, and an all-to-all.
+    tuned_experts: bool = False
     gathers_bytes: bool = False  # weights of quantised products are gathered as they are multiplied; else in bfloat16
     quantises_once: bool = (
         False  # quantised inputs and weights are used again in the backward pass; else each product casts its own
@@ -92,6 +91,11 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     logits_share: float | None = 1 / 32
     logits_bytes: int = 4  # of an element
     convention: Convention = "causal"  # how the FLOPs of MFU are counted
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """How tokens reach the experts of other chips."""
+        return DROPLESS if self.tuned_experts else Dispatch("all-to-all")
 
     def attention_blocks(
         self, generation: str | None, *, seq: int, context: int, d_head: int, window: int | None = None
@@ -108,7 +112,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 PODWAY = Program(
     name="podway", gathers_bytes=True, quantises_once=True, attention_block=None, attention_fused=None,
-    sparsecore=("v5p", "v6e"), sparsecore_axes=True, reschedules=("v6e",),
+    sparsecore=("v5p", "v6e"), sparsecore_axes=True, reschedules=("v6e",), tuned_experts=True,
 )  # fmt: skip # podway.train: sharding.py, step.py, loss.py
 # MaxText of October 2023, which the 16B-128B table was measured with: a kernel without causal skipping; gradients
 # all-reduced whole, in float32 (1.34 GB for a matrix of 10240 x 32768), and then sliced; all logits at once. Facts:

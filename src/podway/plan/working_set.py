@@ -9,11 +9,12 @@ from functools import cache, lru_cache
 from math import ceil
 from typing import NamedTuple
 
+from podway.model.expert_dispatch import Dispatch
 from podway.model.layout import MeshShape
 from podway.model.shape import ModelShape, layer_kinds
 from podway.plan.chips import LANES, SUBLANES, Device
 from podway.plan.products import Product, head_product, largest_matrix, layer_weights, widths
-from podway.plan.training import BYTES, COMPUTE_BYTES, Training, spare_rows
+from podway.plan.training import BYTES, COMPUTE_BYTES, Training
 
 _WHOLE = 1.02  # HBM over the part of it that a program may use: 1.003 (v5p) to 1.024 (v6e)
 
@@ -135,6 +136,8 @@ def backward_bytes(
         tight=tight,
         wide=wide,
         parts=_parts_of_dq(shape, context, training, device),
+        dispatch=training.program.dispatch,
+        tuned_experts=training.program.tuned_experts,
     )
     layers = _layers(shape, cut.uneven, tensor, expert, how)
     return held + COMPUTE_BYTES * max(weights + tokens * flow for weights, flow in layers)
@@ -152,6 +155,8 @@ class _How(NamedTuple):
     tight: bool  # there is little room, and nothing waits
     wide: bool  # gradients of experts are float32
     parts: int  # in which one backward kernel writes the gradient of the queries, to be summed
+    dispatch: Dispatch  # how tokens reach the experts of other chips
+    tuned_experts: bool
 
 
 @lru_cache(maxsize=4096)
@@ -193,8 +198,11 @@ def _flow_width(shape: ModelShape, tensor: int, expert: int, how: _How) -> float
     heads, pairs = _in_lanes(shape, tensor, shape.heads), _in_lanes(shape, tensor, shape.kv_heads)
     mlp = width["mlp_in"] * _mlp_tensors(shape, how)
     if shape.experts:
-        # Three tensors of an expert's width and five of the stream's for each row.
-        mlp = spare_rows(expert) * (1.5 * width["mlp_in"] + 5 * shape.experts.per_token * shape.d_model)
+        # Three tensors of an expert's width and five of the stream's for each row; two of these where answers are weighed before they
+        # are made and no rows are exchanged (Mixtral on v6e-256).
+        streams = 2 if how.tuned_experts and expert == 1 else 5
+        spare = how.dispatch.spare_rows(chips=expert, per_token=shape.experts.per_token)
+        mlp = spare * (1.5 * width["mlp_in"] + streams * shape.experts.per_token * shape.d_model)
     waiting = (0.0 if "qkv" in how.saved else heads + 2 * pairs) + (0.0 if "context" in how.saved else heads)
     if how.residuals and "context" not in how.saved:
         waiting += 2 * LANES * (shape.heads // tensor if shape.heads % tensor == 0 else shape.heads)

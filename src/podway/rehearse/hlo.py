@@ -297,21 +297,23 @@ def _start(loop: Instruction, around: Computation, index: int) -> int | None:
     first = around.get(loop.operands[0])
     if first is None or first.opcode != "tuple" or index >= len(first.operands):
         return None
-    one = around[first.operands[index]]
+    return _constant(_copied(around[first.operands[index]], around))
+
+
+def _copied(one: Instruction, here: Computation) -> Instruction:
+    """What an instruction is a copy of."""
     while one.opcode in ("copy", "bitcast") and one.operands:
-        one = around[one.operands[0]]
-    return _constant(one)
+        one = here[one.operands[0]]
+    return one
 
 
 def _step(loop: Instruction, around: Computation, body: Computation, index: int) -> int | None:
     if body.root.opcode != "tuple" or index >= len(body.root.operands):
         return None
-    last = body[body.root.operands[index]]
-    while last.opcode in ("copy", "bitcast") and last.operands:
-        last = body[last.operands[0]]
+    last = _copied(body[body.root.operands[index]], body)
     if last.opcode != "add":
         return None
-    for one in (body[name] for name in last.operands):
+    for one in (_copied(body[name], body) for name in last.operands):
         value = _carried(one, loop, around, body) if one.opcode == "get-tuple-element" else _constant(one)
         if value is not None:
             return value

@@ -1,15 +1,16 @@
 """The Pallas kernels of a program: the compiler gives no cycles for a custom call.
 
 Attention kernels (jax's splash and flash, forward, dq and dkv) are read as the blocks of scores that their mask leaves; the cycles
-of a block are in `plan.kernels`, with their source. Grouped products of a mixture of experts are read as the FLOPs of the tiles
-that they visit. Every other kernel is priced by what it moves through HBM, and named in the notes of a rehearsal, because that
-is a floor and not an estimate.
+of a block are in `plan.kernels`, with their source. Grouped products of a mixture of experts are read as the tiles that they visit:
+their FLOPs, and the cycles of such a kernel. Every other kernel is priced by what it moves through HBM, and named in the notes of a
+rehearsal, because that is a floor and not an estimate.
 """
 
 import re
 from math import ceil
 from typing import Literal
 
+from podway.model.expert_tiles import CORES, Pass, cycles
 from podway.plan.kernels import blocks_of
 from podway.rehearse.hlo import BITS, Computation, Instruction, Shape
 from podway.rehearse.program import Attention, Grouped
@@ -82,7 +83,7 @@ def _band(operands: list[Shape], one: Instruction, rows: int, columns: int) -> f
     return held / max(rows, 1) if held < whole else None
 
 
-def grouped_of(here: Computation, one: Instruction, share: float = 1.0) -> Grouped | None:
+def grouped_of(here: Computation, one: Instruction, generation: str, share: float = 1.0) -> Grouped | None:
     """A grouped product (`ragged_dot`): rows that are cut into groups, each multiplied by a matrix of its own.
 
     The kernel visits the rows in tiles, one that two groups share twice, and computes the last tile of columns whole. `share` is
@@ -95,13 +96,16 @@ def grouped_of(here: Computation, one: Instruction, share: float = 1.0) -> Group
         return None
     down, inside, across = (int(side) for side in tiling.groups())
     rows, made = wide[0].dims[0], one.shapes[0].dims
+    which: Pass = "forward"
     if len(made) == 3:  # the gradient of the matrices
-        groups, inner, columns = made
+        (groups, inner, columns), which = made, "weight gradient"
     else:
         groups, inner, columns = wide[1].dims[0], wide[0].dims[1], made[-1]
+    tile, filled = (down, inside, across), ceil(rows * share)
     return Grouped(
         rows=float((ceil(rows * share / down) + groups - 1) * down),
         inner=float(ceil(inner / inside) * inside),
         columns=float(ceil(columns / across) * across),
         groups=groups,
+        cycles=cycles(generation, which, tile, filled, inner, columns, groups) if generation in CORES else 0.0,
     )

@@ -48,13 +48,14 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fused: bool = False  # dkv makes dq as well
 
 
-class Grouped(msgspec.Struct, frozen=True, kw_only=True):
+class Grouped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A product of rows with one of several matrices each (`ragged_dot`, the experts of a mixture), as its tiles compute it."""
 
     rows: float  # tiles that two groups share counted twice
     inner: float
     columns: float
     groups: int
+    cycles: float = 0.0  # of its kernel (podway.model.expert_tiles); 0: not known
 
     @property
     def flops(self) -> float:
@@ -80,7 +81,7 @@ class Op(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     exchange: Exchange | None = None
     starts: bool = False  # an exchange that goes on beside what follows, until an op waits for it
     waits_for: str = ""
-    turns: int | None = 1  # of a loop; None: they cannot be read
+    turns: int | None = 1  # of a loop; None: they cannot be read; 0: it is there for rare cases, and is not counted
     blocks: "tuple[tuple[Op, ...], ...]" = ()  # the body of a loop; the ways of a branch
 
 
@@ -93,9 +94,11 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def each(ops: tuple[Op, ...], times: int = 1) -> "list[tuple[Op, int]]":
-    """Every instruction, and how often it runs; a loop whose turns are unknown counts once."""
+    """Every instruction, and how often it runs; a loop whose turns are unknown counts once, one that is not entered not at all."""
     found: list[tuple[Op, int]] = []
     for op in ops:
+        if op.turns == 0:
+            continue
         if not op.blocks:
             found.append((op, times))
         for block in op.blocks:

@@ -8,6 +8,7 @@ joined by the name of their rendezvous: the send starts the exchange, the end of
 
 import re
 
+from podway.model.expert_dispatch import FURTHER_ROUNDS
 from podway.rehearse.costs import COLLECTIVES, FREE, flops_of, hbm_bytes, product_dtype
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.hlo import Computation, Instruction, Module, read_module, trips
@@ -34,7 +35,8 @@ def _block(module: Module, here: Computation, fabric: Fabric) -> tuple[Op, ...]:
         if one.opcode == "while":
             body = module.called(one, "body")
             blocks = (_block(module, body, fabric),) if body else ()
-            found.append(Op(name=one.name, kind="loop", turns=trips(module, one, here), blocks=blocks))
+            turns = 0 if FURTHER_ROUNDS in one.op_name else trips(module, one, here)
+            found.append(Op(name=one.name, kind="loop", turns=turns, blocks=blocks))
         elif one.opcode == "conditional":
             ways = tuple(_block(module, way, fabric) for way in _ways(module, one))
             found.append(Op(name=one.name, kind="branch", blocks=ways))
@@ -93,7 +95,10 @@ def _op(module: Module, here: Computation, one: Instruction, fabric: Fabric) -> 
             return _host_transfer(one, what)
         return Op(name=one.name, kind="prefetch", what=what, shape=shape, bytes=moved, starts=True)
     if is_kernel(one):
-        attention, grouped = attention_of(here, one), grouped_of(here, one, 1 / fabric.spare_rows)
+        attention, grouped = (
+            attention_of(here, one),
+            grouped_of(here, one, fabric.slice.generation, 1 / fabric.spare_rows),
+        )
         role: Kind = "matrix" if grouped else "kernel"
         moved /= fabric.spare_rows if grouped else 1
         return Op(name=one.name, kind=role, what=what, shape=shape, bytes=moved, attention=attention, grouped=grouped)

@@ -8,7 +8,7 @@
      point  products: their FLOPs at the rate that large products reach, no less than the compiler's cycles over
             OVERSTATED; copies from one tiling into another: the cycles; all else: the smaller one of cycles and roofline
      low    FLOPs over peak, and roofline for all else
-   Grouped products (experts) have no cycles: they are their tiles' FLOPs at the same rates.
+   Grouped products (experts) are their tiles' FLOPs at the same rates, and no less than the cycles of their kernel.
    The interval is [low, high]. A program that was not compiled to the end carries no cycles; then `high` takes products at
    a rate below the lowest that the compiler's cycles gave a whole program (SLOW).
 
@@ -87,15 +87,20 @@ def _notes(program: Program) -> list[str]:
     found = []
     if kernels:
         found.append(f"kernels priced by the bytes they move alone, a floor: {', '.join(kernels)}")
-    if unknown := _unknown_loops(program.ops):
+    if unknown := sum(loop.turns is None for loop in _loops(program.ops)):
         found.append(f"{unknown} loops whose turns the text does not tell are counted once")
+    if any(op.turns == 0 for op in _loops(program.ops)):
+        found.append("experts are used evenly enough that one exchange takes all rows; further ones are not counted")
     if program.unread:
         found.append(f"{program.unread} lines of the compiler's text could not be read")
     return found
 
 
-def _unknown_loops(ops: tuple[Op, ...]) -> int:
-    return sum((op.kind == "loop" and op.turns is None) + sum(map(_unknown_loops, op.blocks)) for op in ops)
+def _loops(ops: tuple[Op, ...]) -> list[Op]:
+    """Also those inside others."""
+    return [
+        found for op in ops for found in ([op] if op.kind == "loop" else []) + [o for b in op.blocks for o in _loops(b)]
+    ]
 
 
 class _Run:
@@ -161,7 +166,8 @@ class _Run:
             return max(moved, device.attention_seconds(a.part, blocks, fused=a.fused, d_head=a.d_head))
         if op.grouped is not None:
             rate = {"low": device.peak_bf16, "point": device.matrix_rate, "high": SLOW * device.peak_bf16}[self.mode]
-            return max(moved, op.grouped.flops / rate)
+            slowest = 0.0 if self.mode == "low" else op.grouped.cycles / device.clock / device.cores
+            return max(moved, op.grouped.flops / rate, slowest)
         # Of a megacore they are those of both cores together: on v5p 1.07 to 1.88 times a large product's FLOPs over the chip's peak.
         cycles = None if op.cycles is None else op.cycles / device.clock
         if op.shuffled:

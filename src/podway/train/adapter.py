@@ -3,11 +3,13 @@
 Letters: L layers, r rank.
 
 The format is in `model/adapter_files.py`; the trainer has the matrices stacked over the layers and turned, `q_lora_a`
-(L, inputs..., r) and `q_lora_b` (L, r, outputs...).
+(L, inputs..., r) and `q_lora_b` (L, r, outputs...), those of experts over these too. PEFT has a pair for each expert's matrix, beside the
+modules that checkpoints name (`….experts.3.up_proj`).
 """
 
 import json
 import shutil
+from collections.abc import Iterable, Sized
 from pathlib import Path
 
 import jax
@@ -32,9 +34,10 @@ def save_adapter(trained: Tree, config: TrainConfig, shape: ModelShape, folder: 
         tensors: dict[str, NDArray[np.float32]] = {}
         for name, param in targets.items():
             a, b = (_on_host(trained["layers"][name + suffix]) for suffix in (lora.A, lora.B))
-            for layer, (module, inputs, outputs) in enumerate(modules(param)):
-                tensors[f"{module}.lora_A.weight"] = np.ascontiguousarray(a[layer].reshape(inputs, -1).T)
-                tensors[f"{module}.lora_B.weight"] = np.ascontiguousarray(b[layer].reshape(-1, outputs).T)
+            each = list(modules(param))
+            for (module, inputs, outputs), a_one, b_one in zip(each, _split(a, each), _split(b, each), strict=True):
+                tensors[f"{module}.lora_A.weight"] = np.ascontiguousarray(a_one.reshape(inputs, -1).T)
+                tensors[f"{module}.lora_B.weight"] = np.ascontiguousarray(b_one.reshape(-1, outputs).T)
         about = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -42,7 +45,7 @@ def save_adapter(trained: Tree, config: TrainConfig, shape: ModelShape, folder: 
             "r": config.lora.rank,
             "lora_alpha": config.lora.alpha,
             "lora_dropout": 0.0,
-            "target_modules": sorted(_module_name(param) for param in targets.values()),
+            "target_modules": _module_names(targets.values()),
             "bias": "none",
             "fan_in_fan_out": False,
             "inference_mode": True,
@@ -66,13 +69,13 @@ def load_adapter(config: TrainConfig, shape: ModelShape) -> dict[str, NDArray[np
     _check(about, config, shape, folder)
     found: dict[str, NDArray[np.float32]] = {}
     for name, param in lora.targets_of(config.lora, shape).items():
-        inward, outward = param.dims[1 : 1 + param.inputs], param.dims[1 + param.inputs :]
+        stacks, inward, outward = param.split_dims
         a, b = [], []
         for module, inputs, outputs in modules(param):
             a.append(tensor_of(tensors, f"{module}.lora_A.weight", (config.lora.rank, inputs), folder).T)
             b.append(tensor_of(tensors, f"{module}.lora_B.weight", (outputs, config.lora.rank), folder).T)
-        found[name + lora.A] = np.stack(a).reshape(len(a), *inward, config.lora.rank)
-        found[name + lora.B] = np.stack(b).reshape(len(b), config.lora.rank, *outward)
+        found[name + lora.A] = np.stack(a).reshape(*stacks, *inward, config.lora.rank)
+        found[name + lora.B] = np.stack(b).reshape(*stacks, config.lora.rank, *outward)
     return found
 
 
@@ -83,7 +86,7 @@ def _check(about: object, config: TrainConfig, shape: ModelShape, folder: Path) 
         "peft_type": "LORA",
         "r": config.lora.rank,
         "lora_alpha": config.lora.alpha,
-        "target_modules": sorted(_module_name(param) for param in lora.targets_of(config.lora, shape).values()),
+        "target_modules": _module_names(lora.targets_of(config.lora, shape).values()),
     }
     for key, value in wanted.items():
         has = sorted(known[key]) if isinstance(known.get(key), list) else known.get(key)
@@ -96,8 +99,22 @@ def _check(about: object, config: TrainConfig, shape: ModelShape, folder: Path) 
         raise UserError(f"the adapter in {folder} uses rsLoRA or DoRA", "only plain LoRA can be continued")
 
 
-def _module_name(param: Param) -> str:
-    return param.hf.removesuffix(".weight").rpartition(".")[2]
+def _module_names(targets: Iterable[Param]) -> list[str]:
+    """The ends of modules' names by which PEFT finds what is adapted; of experts one for each, as others may end in the same word."""
+    found = set()
+    for param in targets:
+        module = param.hf.removesuffix(".weight")
+        if "{expert}" in module:
+            own = module[module.index("experts.") :]
+            found |= {own.format(expert=expert) for expert in range(param.dims[1])}
+        else:
+            found.add(module.rpartition(".")[2])
+    return sorted(found)
+
+
+def _split(stack: NDArray[np.float32], each: Sized) -> NDArray[np.float32]:
+    """One matrix for each module."""
+    return stack.reshape(len(each), -1)
 
 
 def _on_host(array: jax.Array) -> NDArray[np.float32]:

@@ -6,7 +6,7 @@ from podway.errors import UserError
 from podway.model.download import is_address
 from podway.model.families import find_model
 from podway.model.layout import TRAIN_RULES, MeshShape, kept_whole, parse_mesh
-from podway.model.shape import ModelShape
+from podway.model.shape import ModelShape, no_quantized_products
 from podway.train.config import TrainConfig
 from podway.train.remat import kept_tensors
 
@@ -32,6 +32,18 @@ def check_settings(config: TrainConfig) -> None:
         raise UserError(
             f"precision.products={config.precision.products} does not go with LoRA",
             "leave precision.products out: lora.base=int8 keeps the frozen weights in int8",
+        )
+    if config.model.expert_tile and (
+        len(config.model.expert_tile) != 3 or any(side < 128 or side % 128 for side in config.model.expert_tile)
+    ):
+        raise UserError(
+            f"model.expert_tile is {list(config.model.expert_tile)}",
+            "give rows, inner side and columns, each a multiple of 128, such as [256, 4096, 1024]; [] leaves them to the compiler",
+        )
+    if config.model.expert_drop and config.model.expert_dispatch == "gather":
+        raise UserError(
+            "model.expert_drop=true goes with model.expert_dispatch=all-to-all: gathered tokens are never dropped",
+            "leave one of the two out",
         )
     if config.evaluation.every and not config.data.synthetic and not config.data.eval_fraction:
         raise UserError(
@@ -67,11 +79,8 @@ def check_fit(config: TrainConfig, shape: ModelShape, mesh: MeshShape) -> list[s
             f"{count} experts cannot be split over expert={mesh.expert}",
             "choose an expert size that divides them" if count else "this model has no experts: leave expert out",
         )
-    if config.precision.products is not None and shape.experts is not None:
-        raise UserError(
-            f"precision.products={config.precision.products} is for dense models, and this one has experts",
-            "leave precision.products out",
-        )
+    if why := no_quantized_products(shape, config.precision.products):
+        raise UserError(why, "leave precision.products out")
     notes = list(kept_whole(shape, mesh, TRAIN_RULES))
     if config.batch.length > shape.max_position:
         notes.append(f"sequences of {config.batch.length} are longer than the model's own {shape.max_position}")

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from podway.errors import UserError
+from podway.model.expert_dispatch import Dispatch, DispatchKind
 from podway.model.shape import EXPERT_CAPACITY
 from podway.train.data import DataConfig
 
@@ -40,9 +41,17 @@ class ModelConfig(Part, frozen=True, kw_only=True):
         None  # side of splash's blocks; none: by generation and shape
     )
     attention_fused: bool | None = None  # one backward kernel in splash in place of two; none: by generation and shape
-    # Rows that a chip of an expert group sends to another at a time, over the mean; the rest follows in further rounds.
+    expert_dispatch: DispatchKind | None = None  # how tokens reach experts of other chips; none: by group and model
+    # all-to-all: rows that a chip of an expert group sends to another at a time, over the mean; the rest follows in further rounds.
     expert_capacity: Factor = EXPERT_CAPACITY
     expert_drop: bool = False  # no further rounds: assignments beyond expert_capacity are not answered
+    # Rows, inner side and columns of a tile of the experts' products on a TPU; none: by generation and shape; []: as the compiler chooses.
+    expert_tile: tuple[int, ...] | None = None
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """How tokens reach experts."""
+        return Dispatch(self.expert_dispatch, self.expert_capacity, self.expert_drop)
 
 
 class BatchConfig(Part, frozen=True, kw_only=True):

@@ -53,6 +53,7 @@ _SCHEDULER = (
     "--xla_tpu_enable_all_experimental_scheduler_features=true",  # [b]
     "--xla_latency_hiding_scheduler_rerun=2",  # [b]
 )
+_VMEM_LIMIT = "--xla_tpu_scoped_vmem_limit_kib"
 FLAGS: dict[str, tuple[str, ...]] = {
     "v4": ("--xla_enable_async_all_gather=true",),  # [b]
     "v5e": (*_DATA_PARALLEL, *_ASYNC_GATHER, _FUSE_GATHER, *_GRADIENT_RINGS),
@@ -71,7 +72,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
         *_GRADIENT_RINGS,
         *_SPARSECORE,
         *_SCHEDULER,
-        "--xla_tpu_scoped_vmem_limit_kib=98304",  # [b] dense models
+        f"{_VMEM_LIMIT}=98304",  # [b] dense models
         *_SPARSECORE_AXES,
     ),
 }
@@ -98,6 +99,12 @@ def set_flags(
         for name, value in VARIABLES.get(generation or "", {}).items():
             environment.setdefault(name, value)
     return chosen
+
+
+def kernel_vmem(flags: Iterable[str]) -> int | None:
+    """Bytes of VMEM that these flags give a kernel; None: what the compiler gives one."""
+    found = [flag.partition("=")[2] for flag in flags if _name(flag) == _VMEM_LIMIT]
+    return int(found[-1]) * 1024 if found and found[-1].isdigit() else None
 
 
 def _name(flag: str) -> str:

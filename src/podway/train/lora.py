@@ -1,14 +1,14 @@
 """LoRA: small matrices trained beside frozen ones, and frozen ones kept in int8.
 
-Letters: L layers, r rank.
+Letters: L layers, E experts, r rank.
 
 For a matrix `q` of a layer the adapters are `layers/q_lora_a` (L, inputs..., r) and `layers/q_lora_b` (L, r, outputs...):
 
     y = x @ q + (alpha / rank) * (x @ a) @ b
 
-`b` starts at zero, so training starts at the base model. An int8 matrix has `layers/q_int8_scale` (L, outputs...) beside
-it: each output column is stored as whole numbers from -127 to 127 times its scale. Adapters are small, and whole on
-every device.
+The matrices of experts have a pair for each: `layers/experts_up_lora_a` (L, E, inputs, r). `b` starts at zero, so training starts at
+the base model. An int8 matrix has `layers/q_int8_scale` (L, outputs...) beside it: each output column is stored as whole numbers
+from -127 to 127 times its scale. Adapters are small, and whole on every device.
 """
 
 from math import prod
@@ -19,7 +19,8 @@ import jax.numpy as jnp
 
 from podway.errors import UserError
 from podway.model.adapter_files import matrices
-from podway.model.decoder import Project, Tree, Weights, contract
+from podway.model.decoder import Project, Tree, Weights, Widen, contract
+from podway.model.grouped import Adapted, Matrix
 from podway.model.params import Param, params
 from podway.model.shape import ModelShape
 from podway.task.fields import did_you_mean
@@ -33,8 +34,8 @@ def is_scale(name: str) -> bool:
     return name.endswith(_SCALE)
 
 
-def _quantized(shape: ModelShape) -> dict[str, Param]:
-    """The matrices that an int8 base keeps in int8: those of `matrices`, and the experts."""
+def adaptable(shape: ModelShape) -> dict[str, Param]:
+    """The matrices that adapters can stand beside and that an int8 base keeps in int8: those of `matrices`, and the experts'."""
     names = ("experts_gate", "experts_up", "experts_down")
     table = {param.name.removeprefix("layers/"): param for param in params(shape)}
     return matrices(shape) | {name: table[name] for name in names if name in table}
@@ -42,7 +43,7 @@ def _quantized(shape: ModelShape) -> dict[str, Param]:
 
 def targets_of(config: LoraConfig, shape: ModelShape) -> dict[str, Param]:
     """The matrices that are to be adapted."""
-    known = matrices(shape)
+    known = adaptable(shape)
     for name in config.targets:
         if name not in known:
             raise UserError(f"lora.targets: this model has no matrix {name!r}", did_you_mean(name, known))
@@ -55,10 +56,10 @@ def init(config: LoraConfig, shape: ModelShape, key: jax.Array) -> Tree:
     """Fresh adapters, in float32."""
     layers = {}
     for i, (name, param) in enumerate(targets_of(config, shape).items()):
-        stack, inward, outward = param.dims[0], param.dims[1 : 1 + param.inputs], param.dims[1 + param.inputs :]
-        noise = jax.random.normal(jax.random.fold_in(key, i), (stack, *inward, config.rank), jnp.float32)
+        stacks, inward, outward = param.split_dims
+        noise = jax.random.normal(jax.random.fold_in(key, i), (*stacks, *inward, config.rank), jnp.float32)
         layers[name + A] = noise * prod(inward) ** -0.5
-        layers[name + B] = jnp.zeros((stack, config.rank, *outward), jnp.float32)
+        layers[name + B] = jnp.zeros((*stacks, config.rank, *outward), jnp.float32)
     return {"layers": layers}
 
 
@@ -90,12 +91,19 @@ def projection(config: LoraConfig) -> Project:
     return project
 
 
-def widen(name: str, weights: Weights) -> jax.Array:
-    """The decoder's `widen`: a stack of experts, times its int8 scales where it has them."""
-    stack = weights[name]
-    if name + _SCALE not in weights:
-        return stack
-    return (stack * weights[name + _SCALE][:, None, :]).astype(stack.dtype)
+def widening(config: LoraConfig) -> Widen:
+    """The decoder's `widen`: a stack of experts, times its int8 scales and with its adapters where it has them."""
+
+    def widen(name: str, weights: Weights) -> Matrix:
+        stack = weights[name]
+        if name + _SCALE in weights:
+            stack = (stack * weights[name + _SCALE][:, None, :]).astype(stack.dtype)
+        if name + A not in weights:
+            return stack
+        a, b = weights[name + A].astype(stack.dtype), weights[name + B].astype(stack.dtype)
+        return Adapted(stack, a, config.alpha / config.rank * b)
+
+    return widen
 
 
 def freeze(tree: Tree, config: LoraConfig, shape: ModelShape) -> Tree:
@@ -105,7 +113,7 @@ def freeze(tree: Tree, config: LoraConfig, shape: ModelShape) -> Tree:
         return plain
     kept: dict[str, Any] = {}
     for name, leaf in tree["layers"].items():
-        param = _quantized(shape).get(name)
+        param = adaptable(shape).get(name)
         if param is None:
             kept[name] = leaf.astype(jnp.bfloat16)
         else:
@@ -129,7 +137,7 @@ def _input_axes(param: Param) -> tuple[int, ...]:
 
 def merge(trained: Tree, frozen: Tree, config: LoraConfig, shape: ModelShape) -> Tree:
     """The model that base and adapters make together, as plain weights."""
-    table, adapters = _quantized(shape), trained["layers"]
+    table, adapters = adaptable(shape), trained["layers"]
     layers = {}
     for name, leaf in frozen["layers"].items():
         if is_scale(name):
@@ -139,7 +147,8 @@ def merge(trained: Tree, frozen: Tree, config: LoraConfig, shape: ModelShape) ->
             wide = wide * jnp.expand_dims(frozen["layers"][name + _SCALE], _input_axes(table[name]))
         if name + A in adapters:
             a, b = adapters[name + A].astype(jnp.float32), adapters[name + B].astype(jnp.float32)
-            low, high = a.reshape(a.shape[0], -1, config.rank), b.reshape(b.shape[0], config.rank, -1)
+            stacks = table[name].split_dims.stacks
+            low, high = a.reshape(*stacks, -1, config.rank), b.reshape(*stacks, config.rank, -1)
             wide = wide + config.alpha / config.rank * (low @ high).reshape(wide.shape)
         layers[name] = wide
     return {**{name: leaf for name, leaf in frozen.items() if name != "layers"}, "layers": layers}

@@ -11,6 +11,7 @@
 With LoRA, `trained` holds the adapters and `frozen` the base; else `frozen` is empty. The gradient is that of `trained`.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as replaced
@@ -27,15 +28,17 @@ from podway.model import decoder, zigzag
 from podway.model.adapter_files import matrices
 from podway.model.attention_blocks import Blocks
 from podway.model.decoder import Compute, Tree
+from podway.model.expert_tiles import Tiles
 from podway.model.layout import TRAIN_RULES, MeshShape, Rules
 from podway.model.mesh import constrain, named_sharding, spec
-from podway.model.moe import Capacity, balance_loss
+from podway.model.moe import balance_loss
 from podway.model.params import params
 from podway.model.remat import Policy, remat_policy
 from podway.model.shape import Experts, ModelShape
 from podway.train import lora, quantized, sharding
 from podway.train.config import TrainConfig
 from podway.train.devices import device_memory, generation_of
+from podway.train.flags import kernel_vmem
 from podway.train.loss import Head, choose_chunks, cross_entropy
 from podway.train.optimizer import Optimizer, global_norm, make_optimizer, rate_at
 from podway.train.remat import kept_tensors
@@ -91,21 +94,21 @@ class Program:
     def compute(self) -> Compute:
         kept = kept_tensors(self.config.remat)
         cudnn = self.config.model.kernel == "cudnn" or (self.config.model.kernel is None and _on_gpu())
+        generation = generation_of(self.mesh.devices.flat[0].device_kind)
         plain = Compute(
             dtype=jnp.dtype(self.config.precision.compute),
             rules=self.rules,
             kernel=self.config.model.kernel,
-            blocks=Blocks(
-                self.config.model.attention_block,
-                self.config.model.attention_fused,
-                generation_of(self.mesh.devices.flat[0].device_kind),
-            ),
+            blocks=Blocks(self.config.model.attention_block, self.config.model.attention_fused, generation),
             zigzag=self.sizes.context if zigzag.is_even(self.config.batch.length, self.sizes.context) else 1,
             interpret=self.interpret,
             remat=None if kept is None else _policy(*kept, cudnn=cudnn),
             project=lora.projection(self.config.lora) if self.config.lora.rank else decoder.contract,
-            widen=lora.widen,
-            capacity=Capacity(self.config.model.expert_capacity, self.config.model.expert_drop),
+            widen=lora.widening(self.config.lora),
+            dispatch=self.config.model.dispatch,
+            tiles=Tiles(
+                self.config.model.expert_tile, generation, kernel_vmem(os.environ.get("LIBTPU_INIT_ARGS", "").split())
+            ),
             longest=self.config.batch.length,
         )
         kind = self.config.precision.products
