@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from podway.cli.error_lines import fold
 from podway.errors import UserError
 from podway.server.api import Frame
 from tests.cli import records
@@ -25,6 +26,29 @@ def test_user_error_is_two_lines_on_stderr(run: Run, stub: Stub) -> None:
 def test_control_characters_of_an_error_are_shown_not_obeyed(run: Run, stub: Stub) -> None:
     stub.refuse["/v1/clusters"] = UserError("bad \x1b[31mname\x07", "no \r tricks")
     assert run("status").err == "Error: bad \\x1b[31mname\\x07\n  no \\r tricks\n"
+
+
+def test_an_error_at_a_narrow_terminal_is_folded_between_words() -> None:
+    words = "resources.accelerators: 'A100:8' is not a TPU, and Podway runs TPUs only: --tpus /a/path/that-is-longer/than-the-terminal"
+    for width in range(20, 130):
+        lines = fold(f"Error: {words}", width, "       ")
+        assert " ".join(line.strip() for line in lines) == f"Error: {words}"
+        assert all(len(line) <= width or len(line.split()) == 1 for line in lines)
+    assert fold(words, 0) == [words]
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (("autostop", "c", "-i", "abc"), "'abc' is not a number."),
+        (("logs", "c", "abc"), "'abc' is not a whole number."),
+        (("bench", "serve", "--url", "http://127.0.0.1:9"), "no server at 127.0.0.1:9: Connection refused"),
+    ],
+)
+def test_a_mistake_is_told_in_plain_words(run: Run, typed: tuple[str, ...], told: str) -> None:
+    result = run(*typed)
+    assert result.code != 0
+    assert result.err.splitlines()[0].endswith(told)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class Shell:
         """Run one command to its end."""
         assert self.process.stdin is not None and self.process.stdout is not None
         # The command reads no input of ours: it would take the next command for it.
-        self.process.stdin.write(f"{{ {command}\n}} </dev/null; echo; echo '{END}' $?\n")
+        self.process.stdin.write(f"{{ {command}\n}} </dev/null; exited=$?; echo; echo '{END}' $exited\n")
         self.process.stdin.flush()
         lines: list[str] = []
         watch = threading.Timer(SLOWEST * seconds, self.process.kill)

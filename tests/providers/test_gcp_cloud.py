@@ -382,7 +382,8 @@ def test_what_is_not_allowed_in_one_zone_may_be_in_another(gcp: GcpProvider, clo
         fault = {"kind": "error", "method": "CreateNode", "status": "PERMISSION_DENIED", "message": why}
         cloud.command("POST", "faults", fault)
         seen = await until(gcp, gcp.render("c", ONE), "failed")
-        assert (seen.elsewhere, seen.reason) == (True, f"permission tpu.nodes.create is missing in {EAST}")
+        told = f"permission tpu.nodes.create is missing in {EAST} of project {cloud.project}"
+        assert (seen.elsewhere, seen.reason) == (True, told)
 
     asyncio.run(life())
 

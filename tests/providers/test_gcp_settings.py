@@ -161,22 +161,22 @@ STOCK = f'There is no more capacity in the zone "{ZONE}"; you can try in another
         (
             exceptions.Forbidden(f"Permission 'tpu.nodes.create' denied on '{PARENT}'"),
             "elsewhere",
-            f"permission tpu.nodes.create is missing in {ZONE}",
+            f"permission tpu.nodes.create is missing in {ZONE} of project {PARENT.split('/')[1]}",
         ),
         (
             exceptions.PermissionDenied("Permission 'tpu.nodes.list' denied on 'projects/p'"),
             "never",
-            "permission tpu.nodes.list is missing in the project",
+            "permission tpu.nodes.list is missing in project p",
         ),
         (
             exceptions.Forbidden("Required 'compute.disks.create' permission for 'projects/p/zones/z/disks/d'"),
             "never",
-            "permission compute.disks.create is missing in the project",
+            "permission compute.disks.create is missing in project p",
         ),
         (
             exceptions.Forbidden("Cloud TPU API has not been used in project 12 before or it is disabled."),
             "never",
-            "Cloud TPU API is not enabled",
+            "Cloud TPU API is not enabled in project 12",
         ),
         (exceptions.InvalidArgument("Runtime version 'x' is malformed"), "never", "Runtime version 'x' is malformed"),
         (

@@ -5,6 +5,7 @@ is what the planner says when the command is run.
 """
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 from podway import Client
@@ -140,13 +141,13 @@ def frontier() -> str:
     days = [point[0] for point in points]
     dollars = [point[1] for point in points]
     left, right = math.log10(min(days) * 0.8), math.log10(max(days) * 1.25)
-    high = 200_000 * math.ceil(max(dollars) / 200_000)
+    low, high = math.log10(min(dollars) * 0.7), math.log10(max(dollars) * 1.2)
 
     def x(value: float) -> float:
         return 80 + 600 * (math.log10(value) - left) / (right - left)
 
     def y(value: float) -> float:
-        return 330 - 270 * value / high
+        return 330 - 270 * (math.log10(value) - low) / (high - low)
 
     parts = [
         text(24, 30, "Llama 3.1 8B, a trillion tokens: what each slice type takes and costs (podway plan)", "head")
@@ -155,9 +156,11 @@ def frontier() -> str:
         if left <= math.log10(day) <= right:
             parts.append(f'<path class="grid" d="M{x(day):.1f},60 V330"/>')
             parts.append(text(x(day), 348, f"{day} days" if day > 1 else "1 day", "small", "middle"))
-    for value in range(0, high + 1, 200_000):
-        parts.append(f'<path class="grid" d="M80,{y(value):.1f} H680"/>')
-        parts.append(text(74, y(value) + 4, f"${value // 1000}k", "small", "end"))
+    for value in (20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000):
+        if low <= math.log10(value) <= high:
+            parts.append(f'<path class="grid" d="M80,{y(value):.1f} H680"/>')
+            price = f"${value // 1000}k" if value < 1_000_000 else f"${value // 1_000_000}M"
+            parts.append(text(74, y(value) + 4, price, "small", "end"))
     best: list[tuple[float, float, str]] = []
     for point in points:
         if not best or point[1] < best[-1][1]:
@@ -167,11 +170,12 @@ def frontier() -> str:
             f'<circle class="{"dot" if point in best else "off"}" cx="{x(point[0]):.1f}" cy="{y(point[1]):.1f}" r="4"/>'
         )
     parts.append('<path class="line" d="M' + " L".join(f"{x(a):.1f},{y(b):.1f}" for a, b, _ in best) + '"/>')
-    end = 0.0
-    for a, b, name in best:
-        if x(a) > end:
-            parts.append(text(x(a) + 4, y(b) + 18, name, "small"))
-            end = x(a) + 60
+    curve = [(x(a), y(b)) for a, b, _ in best]
+    steps = [
+        (a + (c - a) * part / 20, b + (d - b) * part / 20) for (a, b), (c, d) in pairwise(curve) for part in range(20)
+    ]
+    dots = [(x(a), y(b)) for a, b, _ in points]
+    parts += labels([(x(a), y(b), name) for a, b, name in best], dots + steps)
     parts.append(
         text(
             80,
@@ -181,6 +185,30 @@ def frontier() -> str:
         )
     )
     return drawing(720, 394, "The planner's frontier", parts)
+
+
+# Where a label may stand beside its dot: right and left edge go by the anchor.
+PLACES = tuple((dx, dy, anchor) for dy in (18, -10) for dx, anchor in ((0, "middle"), (-4, "end"), (4, "start")))
+
+
+def labels(named: list[tuple[float, float, str]], marks: list[tuple[float, float]]) -> list[str]:
+    """The names of dots, each where it covers no dot, line or other name; both ends first, and one without room is left out."""
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in marks]
+    found = []
+    for x, y, name in sorted(named, key=lambda dot: dot not in (named[0], named[-1])):
+        for dx, dy, anchor in PLACES:
+            width = 6.6 * len(name)
+            left = x + dx - {"start": 0, "middle": width / 2, "end": width}[anchor]
+            area = (left, y + dy - 11, left + width, y + dy + 3)
+            if left > 84 and not any(_overlap(area, other) for other in taken):
+                taken.append(area)
+                found.append(text(x + dx, y + dy, name, "small", anchor))
+                break
+    return found
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def main() -> None:

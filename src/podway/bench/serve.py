@@ -11,6 +11,7 @@ Two things are called TPOT. JetStream's is latency / tokens, with the wait for t
 
 import asyncio
 import json
+import os
 import random
 import statistics
 import time
@@ -145,7 +146,8 @@ async def model_name(target: Target) -> str:
         status, answer = await ask(target, "GET", "/v1/models")
     except OSError as error:
         raise UserError(
-            f"no server at {target.host}:{target.port}: {error}", "start one with: podway serve MODEL"
+            f"no server at {target.host}:{target.port}: {os.strerror(error.errno) if error.errno else error}",
+            "start one with: podway serve MODEL",
         ) from None
     if status == 200 and isinstance(answer, dict) and answer.get("data"):
         return str(answer["data"][0]["id"])

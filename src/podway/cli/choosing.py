@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import click
 
+from podway.cli.error_lines import show_error
 from podway.cli.screen import MORE, Screen
 from podway.errors import UserError
 from podway.server.api import ClusterView
@@ -60,7 +61,7 @@ def chosen(client: Client, names: Sequence[str], *, every: bool) -> Selection:
 def raise_all(failures: Sequence[UserError]) -> None:
     """The first is raised, the others are told before it; no error at all is fine."""
     for other in failures[1:]:
-        click.echo(f"Error: {other}", err=True)
+        show_error(other.what, other.hint)
     if failures:
         raise failures[0]
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 import click
 import msgspec
 
+from podway.cli.error_lines import fold
 from podway.cli.options import output_option
 from podway.cli.screen import Screen
+from podway.cli.tables import terminal_width
 from podway.errors import UserError
 from podway.extras import installed
 from podway.home import home
@@ -40,7 +42,7 @@ def examine(providers: tuple[str, ...], *, json: bool) -> int:
             if not row.diagnose:
                 continue
             if not providers and not _is_set_up(row):
-                screen.line(f"{row.name}: not set up here (podway doctor {row.name} says what is missing)")
+                screen.line(f"{row.name}: not set up here; what is missing: podway doctor {row.name}")
                 continue
             screen.line(row.name)
             found[row.name] = []
@@ -49,7 +51,7 @@ def examine(providers: tuple[str, ...], *, json: bool) -> int:
                 found[row.name].append(finding)
                 _show(screen, finding)
         if not json and not providers:
-            screen.line("local: slices are simulated on this machine; nothing is needed")
+            screen.line("local: slices are simulated here; nothing is needed")
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
     return FAILED if any(not one.ok for some in found.values() for one in some) else 0
@@ -80,6 +82,8 @@ def _is_set_up(row: ProviderRow) -> bool:
 def _show(screen: Screen, finding: Finding) -> None:
     mark = screen.paint("✓", "green") if finding.ok else screen.paint("✗", "red")
     note = finding.note if len(finding.note) <= LONGEST_NOTE else f"{finding.note[:LONGEST_NOTE]}…"
-    screen.line(f"  {mark} {finding.what}: {note}")
-    if finding.fix:
-        screen.line(f"      {finding.fix}")
+    first, *others = fold(f"  * {finding.what}: {note}", terminal_width(), "    ")
+    screen.line(first.replace("*", mark, 1))
+    fix = fold(f"      {finding.fix}", terminal_width(), "        ") if finding.fix else []
+    for line in (*others, *fix):
+        screen.line(line)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from podway.cli.error_lines import show_error
 from podway.cli.options import cluster_argument
 from podway.cli.screen import Screen
 from podway.cli.watching import NOT_FOUND, exit_code, follow, show_end
@@ -66,7 +67,7 @@ def command(
         if any(one.name == cluster for one in existing_services(client)):
             show_logs(client, cluster, job, LogKeywords(follow=keep, tail=tail, timestamps=timestamps))
             return
-        click.echo(f"Error: {error}", err=True)
+        show_error(error.what, error.hint)
         ctx.exit(NOT_FOUND)
     if status:
         click.echo(f"Job {found.number}: {found.state}")

@@ -119,6 +119,7 @@ def _show_usage(error: click.UsageError, arguments: list[str]) -> int:
     if what.startswith("Usage: "):  # a group without a command, which click answers with its help
         _say(what)
         return USAGE
+    what = what.replace("a valid float range", "a number").replace("a valid integer range", "a whole number")
     _show_error(what.replace("\n\t", " "), _usage_hint(error, arguments))
     return USAGE
 
@@ -159,13 +160,9 @@ def _habit(error: click.UsageError, ctx: click.Context, arguments: list[str]) ->
 
 
 def _show_error(what: str, hint: str) -> None:
-    from podway.terminal import visible, visible_lines  # only an error needs it
+    from podway.cli.error_lines import show_error  # only an error needs it
 
-    colour = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
-    label = click.style("Error:", fg="red", bold=True) if colour else "Error:"
-    _say(f"{label} {visible_lines(what)}")
-    for line in hint.split("\n") if hint else ():
-        _say(f"  {visible(line)}")
+    show_error(what, hint)
 
 
 def _say(text: str) -> None:

@@ -66,7 +66,8 @@ def _memory(axes: Any, plans: Sequence[TrainPlan]) -> None:
         limit = plan.memory.limit / GIB
         axes.hlines(limit, index - 0.4, index + 0.4, colors="black", linestyles="dashed", linewidth=1)
     axes.set(ylabel="GiB a device (dashed: usable)", title="Memory of the best plans")
-    axes.tick_params(axis="x", labelrotation=30, labelsize=8)
+    # Turned about their right end, so that a long one ends beside its bar and not below the next.
+    axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right", rotation_mode="anchor", fontsize=8)
     axes.legend(fontsize=8)
 
 

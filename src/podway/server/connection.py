@@ -162,7 +162,7 @@ class ServerConnection:
             if self._fixed or (self._place / "remote.json").exists():
                 url = self._address()[0]
                 raise UserError(
-                    f"no Podway server answers at {url} ({error})",
+                    f"no Podway server answers at {url} ({getattr(error, 'strerror', None) or error})",
                     "check the address, or: podway logout",
                     status=503,
                     code=SILENT if isinstance(error, TimeoutError) else None,

@@ -1,6 +1,7 @@
 """Starting this machine's own server: once, detached, ready when this returns."""
 
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -16,7 +17,8 @@ import msgspec
 from podway.errors import UserError
 from podway.home import unwritable
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 30.0  # for another command's server that has begun a moment ago
+BUSY_TIMEOUT_S = 120.0  # for one that is alive: it takes a second or two, except where a machine has far too much to do
 
 
 def start_server(place: Path, keep: Mapping[str, Mapping[str, str | None]] | None = None) -> None:
@@ -41,8 +43,8 @@ def start_server(place: Path, keep: Mapping[str, Mapping[str, str | None]] | Non
             cwd="/",
             env=environment,
         )
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
+    started = time.monotonic()
+    while time.monotonic() < started + (BUSY_TIMEOUT_S if child.poll() is None else START_TIMEOUT_S):
         if _stamp(place) not in (None, before):
             return
         if child.poll() not in (None, 0, 1):
@@ -50,6 +52,9 @@ def start_server(place: Path, keep: Mapping[str, Mapping[str, str | None]] | Non
         if child.poll() == 1 and _stamp(place) is not None and _answers(place):
             return  # another command started it a moment ago
         time.sleep(0.02)
+    if child.poll() is None:
+        what = f"the Podway server has not answered within {BUSY_TIMEOUT_S:g} s, and is still starting"
+        raise UserError(what, f"this machine is busy: try again in a while; {place / 'server.log'} says how far it is")
     raise _why_not(place, said_before)
 
 
@@ -68,6 +73,11 @@ def _why_not(place: Path, said_before: int) -> UserError:
         for line, hint in pairwise([*lines, ""]):
             if line.startswith("Error: "):
                 return UserError(f"the Podway server did not start: {line.removeprefix('Error: ')}", hint.strip())
+    with contextlib.suppress(OSError):
+        if os.statvfs(place).f_bavail == 0 and (
+            full := unwritable(OSError(errno.ENOSPC, "No space left on device", str(place)))
+        ):
+            return full  # the server could not write why
     return UserError("the Podway server did not start", f"see why in {place / 'server.log'} and {place / 'server.out'}")
 
 

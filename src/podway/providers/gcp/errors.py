@@ -40,6 +40,7 @@ _NO_PROJECT = re.compile(
     r"Permission denied on resource project \[?(?P<a>[^\s\]]+?)\]?\.?$|Project '(?P<b>[^']+)' not found or permission denied"
     r"|[Rr]ead access to project '(?P<c>[^']+)' was denied|The resource 'projects/(?P<d>[^'/]+)' was not found"
 )
+_PROJECT = re.compile(r"(?:\bprojects/|\bin project )'?([a-z0-9](?:[a-z0-9.:-]*[a-z0-9])?)")
 _IN_USE = re.compile(r"already being used|resourceInUse|in use by", re.IGNORECASE)
 _OF_THE_ZONE = re.compile(r"\bzone\b|\blocation|\bregion|accelerator ?type|subnetwork", re.IGNORECASE)
 
@@ -155,22 +156,29 @@ def _forbidden(message: str, wanted: str, place: str) -> GcpError:
         name = {"cloud tpu api": "tpu.googleapis.com", "compute engine api": "compute.googleapis.com"}.get(
             api["api"].lower(), api["api"]
         )
-        return GcpError("never", f"{api['api']} is not enabled in the project", f"run: gcloud services enable {name}")
+        what = f"{api['api']} is not enabled in {_project_in(message)}"
+        return GcpError("never", what, f"run: gcloud services enable {name}")
     if "quota" in message.lower():  # Compute Engine answers 403 for it
         return exhausted(message, wanted, place)
     denied = _DENIED.search(message)
     permission = (denied[1] or denied[2]) if denied else ""
     if permission and "/locations/" in message and "/locations/-" not in message:
-        return GcpError("elsewhere", f"permission {permission} is missing{place}")
+        return GcpError("elsewhere", f"permission {permission} is missing{place} of {_project_in(message)}")
     if permission:
         return GcpError(
             "never",
-            f"permission {permission} is missing in the project",
+            f"permission {permission} is missing in {_project_in(message)}",
             "ask for the role roles/container.admin"
             if permission.startswith("container.")
             else "ask for the role roles/tpu.admin (and roles/compute.admin for disks and ports)",
         )
     return GcpError("elsewhere", f"not allowed{place}: {message}")
+
+
+def _project_in(message: str) -> str:
+    """The project that a message of Google's is about."""
+    named = _PROJECT.search(message)
+    return f"project {named[1]}" if named else "the project"
 
 
 def _bad(message: str, wanted: str, place: str) -> GcpError:
