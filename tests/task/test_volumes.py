@@ -53,3 +53,14 @@ def test_a_directory_of_a_volume() -> None:
     assert task.volumes[0].sub_path == "train/a"
     with pytest.raises(UserError, match="leads out of the volume"):
         read_task_text("run: x\nvolumes: {/data: {name: v, sub_path: ../a}}\n")
+
+
+def test_a_claim_of_kubernetes_in_a_file_of_dstack() -> None:
+    text = "type: volume\nbackend: kubernetes\nregion: gpu-cluster-a\nname: my-volume\n"
+    found = read_volume_text(f"{text}claim_name: existing-pvc\n")
+    assert found is not None
+    assert (found.placement.provider, found.placement.region, found.disk_id) == ("gke", "gpu-cluster-a", "existing-pvc")
+    made = read_volume_text(f"{text}size: 1TB\nstorage_class_name: nfs\naccess_modes: [ReadOnlyMany, ReadWriteMany]\n")
+    assert made is not None and (made.disk_type, made.access_mode, made.disk_id) == ("nfs", "ReadWriteMany", None)
+    with pytest.raises(UserError, match=r"claim_name: only volumes of kubernetes have it, and this one is of ssh"):
+        read_volume_text("type: volume\nbackend: remote\nname: v\nclaim_name: x\n")

@@ -97,6 +97,7 @@ def stop() -> None:
     if info is None:
         click.echo("No Podway server is running on this machine.")
         return
+    needed = _has_services()
     os.kill(info.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while _alive(info.pid):
@@ -105,8 +106,19 @@ def stop() -> None:
         time.sleep(0.05)
     click.echo("The Podway server is stopped. Jobs keep running; the next command starts the server again.")
     gateway = running_gateway(home() / "gateway")
-    if gateway is not None and _alive(gateway.pid):
+    if gateway is not None and _alive(gateway.pid) and not needed:
+        os.kill(gateway.pid, signal.SIGTERM)  # it serves nothing, and the server that would end it is gone
+    elif gateway is not None and _alive(gateway.pid):
         click.echo(f"Services are still served by the gateway at {gateway.url} (pid {gateway.pid}).")
+
+
+def _has_services() -> bool:
+    """Whether the gateway is to go on; where the server cannot say, it is."""
+    known = _read(home() / "server.json")
+    try:
+        return bool(Client(known["url"], known["token"], retry_s=0.0).services())
+    except (UserError, OSError, KeyError):
+        return True
 
 
 @command.command()

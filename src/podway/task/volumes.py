@@ -53,6 +53,9 @@ VOLUME = Table(
         "availability_zone": _about(Text(), "Its zone."),
         "size": _about(Text(), "Its size: 100GB."),
         "volume_id": _about(Text(), "An existing disk to register instead of a new one."),
+        "claim_name": _about(Text(), "Of kubernetes: an existing claim to register instead of a new one."),
+        "storage_class_name": _about(Text(), "Of kubernetes: its storage class."),
+        "access_modes": _about(ListOf(item=Text()), "Of kubernetes: ReadWriteOnce, ReadWriteMany or ReadOnlyMany."),
         "auto_cleanup_duration": _about(
             Anything(), "Delete it when it was unused this long.", note="a volume stays until podway volume delete"
         ),
@@ -107,7 +110,7 @@ def read_volume_text(
     if of_skypilot:
         return _claim(root, notes, called, placement)
     own, backend, region, zone = (root.get(key) for key in ("name", "backend", "region", "availability_zone"))
-    size, disk = root.get("size"), root.get("volume_id")
+    size, disk, kind = root.get("size"), root.get("claim_name") or root.get("volume_id"), root.get("storage_class_name")
     if called is None and own is None:
         raise root.error("the volume has no name", "add `name:`, or give it with --name")
     if placement is None:
@@ -118,13 +121,27 @@ def read_volume_text(
             placement = places.place(zone or region or root, where, placement.region, zone.words() if zone else None)
     if size is None and disk is None and placement.provider in ("gcp", "gke"):
         raise root.error("neither a size nor a volume_id", "give the size of a new disk, or name an existing one")
+    for field in (root.get(key) for key in ("claim_name", "storage_class_name", "access_modes")):
+        if field is not None and placement.provider != "gke":
+            raise field.error(
+                f"only volumes of kubernetes have it, and this one is of {placement.provider}", "remove it"
+            )
     return VolumeSpec(
         name=called or (dstack_name(own) if own else ""),
         placement=placement,
         size_gb=gigabytes(size) if size else None,
         disk_id=disk.words() if disk else None,
+        disk_type=kind.words() if kind else None,
+        access_mode=_access_mode(root),
         notes=tuple(notes),
     )
+
+
+def _access_mode(root: Field) -> str | None:
+    """The widest of dstack's list: a claim is made with one."""
+    modes = root.get("access_modes")
+    named = [item.words() for item in modes.items()] if modes else []
+    return "ReadWriteMany" if "ReadWriteMany" in named else next(iter(named), None)
 
 
 def _claim(root: Field, notes: list[str], called: str | None, placement: Placement | None) -> VolumeSpec:
