@@ -2,8 +2,8 @@
 
 It holds the lock of `PODWAY_HOME/gateway`, so a server that starts after a crash finds the one that runs and leaves it alone: streams
 go on meanwhile, and the gateway asks the new server as soon as it is there. Its port stays the same where it is free, since people have
-its URL in their programs. It ends when the last service is gone, and with the server (`podway server stop`) only if there is none; and by itself
-when no server will end it (`gateway/lifetime.py`).
+its URL in their programs. It ends when the last service is gone, and with `podway server stop` only if there is none; and by itself when no
+server will end it (`gateway/lifetime.py`).
 """
 
 import asyncio
