@@ -113,6 +113,6 @@ def user_pages() -> Iterator[Path]:
 # In the order of the manual.
 NAMES = (
     *("install", "first-slice", "gcp", "kubernetes", "ssh", "training", "finetune-llama", "serving", "services", "gateway"),
-    *("plan", "page", "dev-environments", "pools", "recovery", "team-server", "for-skypilot-users", "for-dstack-users"),
+    *("plan", "page", "dev-environments", "pools", "recovery", "volumes", "team-server", "for-skypilot-users", "for-dstack-users"),
     *("for-xpk-users", "troubleshooting", "faq", "task-files", "sandbox", "simulated-slices"),
 )  # fmt: skip
