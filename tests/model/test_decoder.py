@@ -89,7 +89,8 @@ def test_every_mesh_computes_what_one_device_does(name: str, mesh: str, eight_de
         value, gradients = step(
             jax.device_put(tree, where), jax.device_put(tokens, rows), jax.device_put(segments, rows), shape, compute
         )
-    assert value == pytest.approx(float(expected[0]), abs=2e-6)
+    # Of float32 around 6, eight units in the last place: one device alone gives results five apart with other flags of XLA.
+    assert value == pytest.approx(float(expected[0]), abs=4e-6)
     for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected[1]), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=1e-6)
 

@@ -31,8 +31,10 @@ from podway.errors import UserError
 from podway.extras import require
 from podway.files import write_atomically
 from podway.home import home
+from podway.model.expert_dispatch import Dispatch
 from podway.model.families import find_model
 from podway.model.layout import parse_mesh
+from podway.model.shape import EXPERT_CAPACITY
 from podway.rehearse.fabric import Fabric
 from podway.rehearse.hlo import read_module
 from podway.rehearse.memory import read_memory
@@ -40,7 +42,6 @@ from podway.rehearse.messages import Compiled, Invalid, Lowered, Message, Parts
 from podway.rehearse.reading import program_of
 from podway.rehearse.rehearsal import CompileReport, Rehearsal
 from podway.train.flags import flags_for
-from podway.train.settings import read_config
 
 # A compiler of one program grows to 1.1-2.0 GB (facts: libtpu 0.0.51, the 16B-128B jobs); with room for a larger one.
 COMPILER_BYTES = 2_500_000_000
@@ -309,8 +310,13 @@ def _spare_rows(rehearsal: Rehearsal) -> float:
     experts = find_model(rehearsal.model).experts if mesh and "*" not in mesh else None
     if not mesh or experts is None:
         return 1.0
-    model = read_config(None, [word for word in rehearsal.settings if word.startswith("model.")]).model
-    return model.dispatch.spare_rows(chips=parse_mesh(mesh).expert, per_token=experts.per_token)
+    kind, capacity = rehearsal.setting("model.expert_dispatch"), rehearsal.setting("model.expert_capacity")
+    dispatch = Dispatch(
+        "gather" if kind == "gather" else "all-to-all" if kind == "all-to-all" else None,
+        float(capacity or EXPERT_CAPACITY),
+        drop=rehearsal.setting("model.expert_drop") == "true",
+    )
+    return dispatch.spare_rows(chips=parse_mesh(mesh).expert, per_token=experts.per_token)
 
 
 def _peak_bytes(pid: int) -> int:
