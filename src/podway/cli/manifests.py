@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from podway.task.task import Task
+from podway.task.task import Task, environment_secrets
 
 
 class _Dumper(yaml.SafeDumper):
@@ -53,8 +53,7 @@ def _secret_comment(jobset: dict[str, Any], task: Task) -> str:
     name, where = jobset["metadata"]["name"], f"-n {jobset['metadata']['namespace']}"
     commands = []
     if any("envFrom" in one for one in pod["containers"]):  # a cluster's jobs get theirs by the agent
-        names = sorted(set(task.secrets) - {registry.password_secret if registry is not None else ""})
-        values = " ".join(f'--from-literal={key}="${key}"' for key in names)
+        values = " ".join(f'--from-literal={key}="${key}"' for key in sorted(environment_secrets(task)))
         commands.append(f"kubectl create secret generic {name} {where} {values}")
     own = [one["name"] for one in pod.get("imagePullSecrets") or () if one["name"].startswith(f"{name}-")]
     if registry is not None and own:

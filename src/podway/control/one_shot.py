@@ -14,7 +14,7 @@ from podway.launch import does_something
 from podway.launch_options import LaunchRequest
 from podway.order import Order
 from podway.providers import Provider, Request, SupportsOneShot, SupportsPullLogin
-from podway.task.task import Autostop, Task
+from podway.task.task import Autostop, Task, environment_secrets
 
 GOES_WITH_ITS_JOB = Autostop(idle_minutes=0.0, down=True, wait_for="jobs")
 
@@ -30,24 +30,28 @@ async def submit(provider: Provider, cluster: Cluster, jobs: Sequence[Job], vaul
     """Begin to create the cluster, or go on with it."""
     if not cluster.one_shot:
         request = provider.render(cluster.name, cluster.order)
-        await _send_login(provider, request, jobs, vault)
+        await _send_login(provider, cluster, request, jobs, vault)
         await provider.submit(request)
         return
     job, able = jobs[0], _able(provider)
     request = able.render_one_shot(cluster.name, cluster.order, with_setup(job), job.user)
-    await _send_login(provider, request, jobs, vault)
-    secrets = vault.open(job.sealed_secrets)
-    if job.task.registry is not None:
-        secrets.pop(job.task.registry.password_secret, None)
+    await _send_login(provider, cluster, request, jobs, vault)
+    named = environment_secrets(job.task)
+    secrets = {name: value for name, value in vault.open(job.sealed_secrets).items() if name in named}
     await able.submit_one_shot(request, secrets)
 
 
-async def _send_login(provider: Provider, request: Request, jobs: Sequence[Job], vault: SecretVault) -> None:
+async def _send_login(
+    provider: Provider, cluster: Cluster, request: Request, jobs: Sequence[Job], vault: SecretVault
+) -> None:
     """The login that hosts are pulled with, where they are containers of the task's image; jobs that ended have kept none."""
-    job = next((one for one in jobs if one.task.registry is not None and one.sealed_secrets), None)
-    if job is not None and job.task.registry is not None and isinstance(provider, SupportsPullLogin):
-        password = vault.open(job.sealed_secrets).get(job.task.registry.password_secret, "")
-        await provider.keep_login(request, job.task.registry, password)
+    if not cluster.order.pull_login or not isinstance(provider, SupportsPullLogin):
+        return
+    for job in jobs:
+        if job.task.registry is not None and job.sealed_secrets:
+            password = vault.open(job.sealed_secrets).get(job.task.registry.password_secret, "")
+            await provider.keep_login(request, job.task.registry, password)
+            return
 
 
 def with_setup(job: Job) -> Task:

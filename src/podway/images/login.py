@@ -15,7 +15,8 @@ from podway.errors import UserError
 from podway.images.reference import DOCKER_HUB
 
 HELPER_S = 60.0
-_HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io", DOCKER_HUB)
+# Names under which a login to Docker Hub is kept, the one that tools write first.
+HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "registry-1.docker.io", DOCKER_HUB)
 _TOKEN_USER = "<token>"  # a helper's word for: the secret is an identity token
 
 
@@ -33,7 +34,7 @@ class RegistryLogin(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_login(registry: str) -> RegistryLogin | None:
     """The first that is found; None: ask without one."""
-    keys = _HUB_KEYS if registry == DOCKER_HUB else (registry, f"https://{registry}", f"http://{registry}")
+    keys = HUB_KEYS if registry == DOCKER_HUB else (registry, f"https://{registry}", f"http://{registry}")
     for path, document in _documents():
         helper = next((name for key in keys if (name := (document.get("credHelpers") or {}).get(key))), None)
         if helper or document.get("credsStore"):

@@ -110,9 +110,8 @@ class EngineLoop:
         self._scored: dict[int, list[TokenScore]] = {}
         self._drafted = (metrics.drafts, metrics.draft_tokens, metrics.accepted_tokens)
         self.failure: BaseException | None = None
-        self.is_host_lost: Callable[[], bool] = lambda: (
-            False
-        )  # asked after a failure; then whoever saw it tells everyone
+        # Asked after a failure; whoever saw the loss then tells everyone.
+        self.is_host_lost: Callable[[], bool] = lambda: False
 
     def start(self) -> None:
         self._thread.start()

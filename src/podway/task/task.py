@@ -348,6 +348,11 @@ def job_secrets(task: Task) -> dict[str, str]:
     return {name: value for name, value in task.secrets.items() if name not in (TLS_CERTIFICATE, TLS_KEY)}
 
 
+def environment_secrets(task: Task) -> set[str]:
+    """Names of the secrets that its processes have in their environment: not the password that its image is pulled with."""
+    return set(job_secrets(task)) - ({task.registry.password_secret} if task.registry is not None else set())
+
+
 def without_secrets(task: Task) -> Task:
     """The task as it may be stored or shown: secret names stay, values go."""
     return msgspec.structs.replace(task, secrets=dict.fromkeys(task.secrets, ""))

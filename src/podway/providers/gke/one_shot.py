@@ -32,7 +32,7 @@ from podway.providers.gke.manifests import (
 )
 from podway.providers.gke.pod_volumes import pod_volumes
 from podway.providers.gke.render import HOME, request_of
-from podway.task.task import Bucket, LocalDir, Task
+from podway.task.task import Bucket, LocalDir, Task, environment_secrets
 
 FOLDER = "/podway/run"
 # Exit codes that restart, as XPK has them: 42 is a program's own wish, 127 and above are signals and commands that were not found.
@@ -95,7 +95,7 @@ def render_one_shot(context: JobSetContext, name: str, order: Order, task: Task,
             {"name": "PODWAY_SLICE_ID", "valueFrom": _field(f"metadata.labels['{JOB_INDEX}']")},
             {"name": "PODWAY_WORKER", "valueFrom": _field(f"metadata.annotations['{POD_INDEX}']")},
         ),
-        env_from=({"secretRef": {"name": ident}},) if _in_environment(task) else (),
+        env_from=({"secretRef": {"name": ident}},) if environment_secrets(task) else (),
         mounts=({"name": "run", "mountPath": FOLDER}, {"name": "home", "mountPath": HOME}, *seen.mounts),
         volumes=(
             {"name": "run", "configMap": {"name": ident}},
@@ -176,11 +176,6 @@ def _check(task: Task) -> None:
             raise UserError(
                 f"--one-shot: {mount.source.uri} can be mounted, not copied", "use mode: MOUNT, or leave --one-shot out"
             )
-
-
-def _in_environment(task: Task) -> set[str]:
-    """Names of the secrets that the task's own processes have: not the password that its image is pulled with."""
-    return set(task.secrets) - ({task.registry.password_secret} if task.registry is not None else set())
 
 
 def _environments(context: JobSetContext, name: str, order: Order, task: Task, user: str) -> list[dict[str, str]]:

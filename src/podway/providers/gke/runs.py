@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 
-from podway.images.reference import DOCKER_HUB, HUB_ADDRESS, parse_reference
+from podway.images.login import HUB_KEYS
+from podway.images.reference import parse_reference
 from podway.order import Host
 from podway.providers import Observation, RunObservation, RunRank
 from podway.providers.gke.manifests import NAME, ONE_SHOT, RESTART_ATTEMPT, SLICE, Manifest, pull_secret_name
@@ -27,8 +28,6 @@ from podway.providers.gke.state import (
 from podway.task.task import Registry
 
 _BEGUN = ("Running", "Succeeded", "Failed")
-# Docker Hub's names, and the one that a login to it is kept under (Kubernetes, "Pull an Image from a Private Registry").
-_HUB, _HUB_KEY = (DOCKER_HUB, HUB_ADDRESS, "index.docker.io"), "https://index.docker.io/v1/"
 
 
 def is_one_shot(jobset: Fields) -> bool:
@@ -85,7 +84,7 @@ def pull_secret_of(jobset: Manifest, registry: Registry, password: str) -> Manif
     server = registry.server or parse_reference(_pod_spec(jobset)["containers"][0]["image"]).registry
     both = base64.b64encode(f"{registry.username}:{password}".encode()).decode()
     entry = {"username": registry.username, "password": password, "auth": both}
-    config = {"auths": {_HUB_KEY if server in _HUB else server: entry}}
+    config = {"auths": {HUB_KEYS[0] if server in HUB_KEYS else server: entry}}
     name = pull_secret_name(jobset["metadata"]["name"])
     return _secret(jobset, name, "kubernetes.io/dockerconfigjson", {".dockerconfigjson": json.dumps(config)})
 
