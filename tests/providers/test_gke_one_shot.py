@@ -157,7 +157,12 @@ def test_the_login_of_a_task_is_a_pull_secret_of_its_own(image: str, server: str
     assert json.loads(base64.b64decode(secret["data"][".dockerconfigjson"])) == {"auths": {kept: login}}
     shown = as_yaml(msgspec.to_builtins(request), task)
     assert f"kubectl create secret docker-registry {ident}-pull -n default" in shown and "hunter2" not in shown
+    assert f"--docker-server={kept} --docker-username=ada " in shown
     assert '--docker-password="$PULL"' in shown and "secret generic" not in shown
+    broken = msgspec.structs.replace(
+        task, registry=Registry(username="a\nkind: Secret", password_secret="PULL", server=server)
+    )
+    assert "\nkind: Secret" not in as_yaml(msgspec.to_builtins(request), broken)
 
 
 def test_the_priority_class_of_a_task_takes_precedence() -> None:

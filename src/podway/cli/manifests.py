@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from podway.task.task import Task, environment_secrets
+from podway.terminal import visible
 
 
 class _Dumper(yaml.SafeDumper):
@@ -57,11 +58,12 @@ def _secret_comment(jobset: dict[str, Any], task: Task) -> str:
         commands.append(f"kubectl create secret generic {name} {where} {values}")
     own = [one["name"] for one in pod.get("imagePullSecrets") or () if one["name"].startswith(f"{name}-")]
     if registry is not None and own:
+        from podway.images.login import login_key  # few tasks have a registry of their own
+
+        server = shlex.quote(login_key(registry.server, pod["containers"][0]["image"]))
         login = f'--docker-username={shlex.quote(registry.username)} --docker-password="${registry.password_secret}"'
-        server = f"--docker-server={registry.server} " if registry.server else ""
-        commands.append(f"kubectl create secret docker-registry {own[0]} {where} {server}{login}")
-    return (
-        "# Secrets are not printed; make them first:\n" + "".join(f"#   {one}\n" for one in commands)
-        if commands
-        else ""
-    )
+        commands.append(f"kubectl create secret docker-registry {own[0]} {where} --docker-server={server} {login}")
+    if not commands:
+        return ""
+    # One line each, whatever a name holds: what follows a line break would be read as a part of the YAML.
+    return "# Secrets are not printed; make them first:\n" + "".join(f"#   {visible(one)}\n" for one in commands)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from podway.errors import UserError
-from podway.images.reference import DOCKER_HUB
+from podway.images.reference import DOCKER_HUB, parse_reference
 
 HELPER_S = 60.0
 # Names under which a login to Docker Hub is kept, the one that tools write first.
@@ -30,6 +30,12 @@ class RegistryLogin(msgspec.Struct, frozen=True, kw_only=True):
     def basic(self) -> str:
         """The header's value."""
         return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+
+
+def login_key(server: str | None, image: str) -> str:
+    """The name that a login is kept under: of this registry, or of the one that the image names."""
+    found = server or parse_reference(image).registry
+    return HUB_KEYS[0] if found in HUB_KEYS else found
 
 
 def find_login(registry: str) -> RegistryLogin | None:

@@ -10,8 +10,7 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 
-from podway.images.login import HUB_KEYS
-from podway.images.reference import parse_reference
+from podway.images.login import login_key
 from podway.order import Host
 from podway.providers import Observation, RunObservation, RunRank
 from podway.providers.gke.manifests import NAME, ONE_SHOT, RESTART_ATTEMPT, SLICE, Manifest, pull_secret_name
@@ -81,10 +80,10 @@ def secret_of(jobset: Manifest, secrets: Mapping[str, str]) -> Manifest:
 
 def pull_secret_of(jobset: Manifest, registry: Registry, password: str) -> Manifest:
     """The Secret that the pods' image is pulled with, as `kubectl create secret docker-registry` makes it."""
-    server = registry.server or parse_reference(_pod_spec(jobset)["containers"][0]["image"]).registry
+    server = login_key(registry.server, _pod_spec(jobset)["containers"][0]["image"])
     both = base64.b64encode(f"{registry.username}:{password}".encode()).decode()
     entry = {"username": registry.username, "password": password, "auth": both}
-    config = {"auths": {HUB_KEYS[0] if server in HUB_KEYS else server: entry}}
+    config = {"auths": {server: entry}}
     name = pull_secret_name(jobset["metadata"]["name"])
     return _secret(jobset, name, "kubernetes.io/dockerconfigjson", {".dockerconfigjson": json.dumps(config)})
 
